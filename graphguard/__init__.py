@@ -1,0 +1,65 @@
+"""GraphGuard: a static verifier for distributed deep learning.
+
+    import graphguard as gg
+    from graphguard import Shard, Replicate, Partial
+
+Names are loaded when they are first used, so that importing the package is fast and needs neither torch nor jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+
+    from graphguard.api import capture_function, capture_model, train_step, verify, verify_model
+    from graphguard.checks import check
+    from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError
+    from graphguard.relation import Input
+
+_HOMES = {
+    "Input": "graphguard.relation",
+    "Shard": "torch.distributed.tensor.placement_types",
+    "Replicate": "torch.distributed.tensor.placement_types",
+    "Partial": "torch.distributed.tensor.placement_types",
+    "capture_function": "graphguard.api",
+    "capture_model": "graphguard.api",
+    "train_step": "graphguard.api",
+    "verify": "graphguard.api",
+    "verify_model": "graphguard.api",
+    "check": "graphguard.checks",
+    "GraphGuardError": "graphguard.errors",
+    "UsageError": "graphguard.errors",
+    "CaptureError": "graphguard.errors",
+    "ProgramError": "graphguard.errors",
+}
+
+__all__ = [
+    "CaptureError", "GraphGuardError", "Input", "Partial", "ProgramError", "Replicate", "Shard", "UsageError",
+    "capture_function", "capture_model", "check", "train_step", "verify", "verify_model",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'graphguard' has no attribute {name!r}")
+    if "torch" in home or name in ("Input", "capture_function", "capture_model", "train_step", "verify", "verify_model"):
+        _require_torch(name)
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _require_torch(name: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise ImportError(f"graphguard.{name} needs PyTorch; install it with `pip install graphguard[torch]`")

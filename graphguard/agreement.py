@@ -1,0 +1,133 @@
+"""Whether two ranks mean the same communication: one small rule per operator, each giving the words for what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphguard.ir import Node, Value
+
+Side = tuple[int, Node]  # position in the group, node
+
+
+def disagreement(group: tuple[int, ...], rank: int, node: Node, other: int, its: Node) -> tuple[str, str] | None:
+    """The kind of finding and its words, or None where the two ranks agree."""
+    if {node.op, its.op} == {"dist.send", "dist.recv"}:
+        text = _message(node, its)
+    elif node.op != its.op:
+        text = f"{node.op} against {its.op}"
+    else:
+        text = _attributes(node, its)
+        if text is None and node.op in _RULES:
+            sides = (group.index(rank), node), (group.index(other), its)
+            text = _RULES[node.op](*sides) or _RULES[node.op](*reversed(sides))
+    if text is not None:
+        return "collective-mismatch", text
+    if node.kwargs.get("strides") != its.kwargs.get("strides") and node.op not in ("dist.send", "dist.recv"):
+        return "strided-buffer", "the memory of their tensors is laid out differently; use `.contiguous()`"
+    return None
+
+
+def inconsistency(group: tuple[int, ...], node: Node) -> str | None:
+    """What is wrong with one rank's call in itself, whatever the others do."""
+    count, inputs, outputs = len(group), list(node.operands()), node.outputs
+    match node.op:
+        case "dist.all_gather" if len(outputs) != count:
+            return f"{len(outputs)} output tensors for {count} ranks"
+        case "dist.all_gather_into_tensor" if outputs[0].numel != count * inputs[0].numel:
+            return f"{inputs[0].type} from each of {count} ranks does not fill {outputs[0].type}"
+        case "dist.reduce_scatter" if len(inputs) != count:
+            return f"{len(inputs)} input tensors for {count} ranks"
+        case "dist.reduce_scatter_tensor" if inputs[0].numel != count * outputs[0].numel:
+            return f"{inputs[0].type} is not {count} times {outputs[0].type}"
+        case "dist.all_to_all" if len(inputs) != count or len(outputs) != count:
+            return f"{len(inputs)} input and {len(outputs)} output tensors for {count} ranks"
+        case "dist.all_to_all_single":
+            return _splits("input", inputs[0], node, count) or _splits("output", outputs[0], node, count)
+        case "dist.gather" if outputs and len(outputs) != count:
+            return f"{len(outputs)} output tensors for {count} ranks"
+        case "dist.scatter" if inputs and len(inputs) != count:
+            return f"{len(inputs)} input tensors for {count} ranks"
+    return None
+
+
+def _splits(side: str, tensor: Value, node: Node, count: int) -> str | None:
+    splits: tuple[int, ...] = node.kwargs[f"{side}_splits"]  # type: ignore[assignment]
+    if len(splits) != count or sum(splits) != tensor.shape[0]:
+        return f"{side} splits {list(splits)} do not cut {tensor.type} into {count} parts"
+    return None
+
+
+def _attributes(node: Node, its: Node) -> str | None:
+    for name, words in (("reduce", "reduce operation"), ("root", "root rank")):
+        if node.kwargs.get(name) != its.kwargs.get(name):
+            return f"{words} {node.kwargs.get(name)} against {its.kwargs.get(name)}"
+    return None
+
+
+def _message(node: Node, its: Node) -> str | None:
+    sender, receiver = (node, its) if node.op == "dist.send" else (its, node)
+    sent, expected = next(sender.operands()), receiver.outputs[0]
+    if sent.dtype != expected.dtype or sent.numel != expected.numel:
+        return f"{sent.type} is sent where {expected.type} is expected"
+    return None
+
+
+def _same_input(a: Side, b: Side) -> str | None:
+    mine, its = next(a[1].operands()), next(b[1].operands())
+    return None if mine.type == its.type else f"{mine.type} against {its.type}"
+
+
+def _fits(sent: Value, received: Value) -> str | None:
+    return None if sent.type == received.type else f"{sent.type} is sent where {received.type} is expected"
+
+
+def _all_gather(a: Side, b: Side) -> str | None:
+    return _fits(next(a[1].operands()), b[1].outputs[a[0]])
+
+
+def _reduce_scatter(a: Side, b: Side) -> str | None:
+    return _fits(list(a[1].operands())[b[0]], b[1].outputs[0])
+
+
+def _all_to_all(a: Side, b: Side) -> str | None:
+    return _fits(list(a[1].operands())[b[0]], b[1].outputs[a[0]])
+
+
+def _all_to_all_single(a: Side, b: Side) -> str | None:
+    sent, received = next(a[1].operands()), b[1].outputs[0]
+    rows: int = a[1].kwargs["input_splits"][b[0]]  # type: ignore[index, assignment]
+    expected: int = b[1].kwargs["output_splits"][a[0]]  # type: ignore[index, assignment]
+    if rows != expected:
+        return f"{rows} rows are sent where {expected} are expected"
+    if sent.dtype != received.dtype or sent.shape[1:] != received.shape[1:]:
+        return f"rows of {sent.type} are sent where rows of {received.type} are expected"
+    return None
+
+
+def _gather(a: Side, b: Side) -> str | None:
+    return _fits(next(a[1].operands()), b[1].outputs[a[0]]) if b[1].outputs else _same_dtype(a, b)
+
+
+def _scatter(a: Side, b: Side) -> str | None:
+    pieces = list(a[1].operands())
+    return _fits(pieces[b[0]], b[1].outputs[0]) if pieces else None
+
+
+def _same_dtype(a: Side, b: Side) -> str | None:
+    mine, its = next(a[1].operands()), next(b[1].operands())
+    return None if mine.dtype == its.dtype else f"{mine.type} against {its.type}"
+
+
+_RULES: dict[str, Callable[[Side, Side], str | None]] = {
+    "dist.all_reduce": _same_input,
+    "dist.reduce": _same_input,
+    "dist.broadcast": _same_input,
+    "dist.all_gather": _all_gather,
+    "dist.all_gather_into_tensor": _same_input,
+    "dist.reduce_scatter": _reduce_scatter,
+    "dist.reduce_scatter_tensor": _same_input,
+    "dist.all_to_all": _all_to_all,
+    "dist.all_to_all_single": _all_to_all_single,
+    "dist.gather": _gather,
+    "dist.scatter": _scatter,
+}

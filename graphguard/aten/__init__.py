@@ -1,0 +1,1 @@
+"""What torch's operators are, and how one of them is executed."""

@@ -1,0 +1,154 @@
+"""One node, executed by torch's own CPU kernels. Values are never changed in place: what a node writes is copied first."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator, overload
+from graphguard.errors import ReplayError
+from graphguard.ir import Arg, Constant, Node, Symbol, Value
+
+Lookup = Callable[[Value], torch.Tensor]
+_WIDE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
+_UNINITIALISED = ("aten.empty.", "aten.empty_like.", "aten.empty_strided.", "aten.empty_permuted.", "aten.new_empty.",
+                  "aten.new_empty_strided.")  # fmt: skip
+_RESHAPES = {"aten.view.default", "aten._unsafe_view.default"}
+_MEMORY_ORDER = {"aten.as_strided.default", "aten.as_strided_scatter.default"}
+_HALF_TO_FLOAT = {"aten._softmax.default", "aten._log_softmax.default"}
+# Never executed, whatever a graph says: they reach outside the process.
+_FORBIDDEN = {"aten.from_file.default", "aten.from_file.out"}
+
+
+class Kernels:
+    """Executes nodes. `wide` replaces every float dtype by float64 (and complex ones by complex128)."""
+
+    def __init__(self, wide: bool = False):
+        self.wide = wide
+
+    def tensor(self, constant: Constant) -> torch.Tensor:
+        dtype = DTYPES[constant.dtype]
+        if math.prod(constant.shape) == 0:
+            return self.cast(torch.empty(constant.shape, dtype=dtype))
+        return self.cast(torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.shape))
+
+    def cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.dtype(tensor.dtype))
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return _WIDE.get(dtype, dtype) if self.wide else dtype
+
+    def run(self, node: Node, lookup: Lookup) -> Sequence[torch.Tensor]:
+        """The values of the node's outputs."""
+        if node.op == "gg.part":
+            return [self._part(node, lookup)]
+        function, info = self.function(node.op)
+        args = [self._argument(arg, lookup) for arg in node.args]
+        kwargs = {name: self._argument(arg, lookup) for name, arg in node.kwargs.items()}
+        if node.op in _RESHAPES:
+            return [args[0].reshape(args[1])]
+        if node.op in _MEMORY_ORDER:
+            args[0] = args[0].contiguous()
+        if node.op in _HALF_TO_FLOAT and self.wide:
+            args[2] = False
+        written = self._copy_written(info, args, kwargs)
+        result = function(*args, **kwargs)
+        returned = list(tensors_in(result))
+        if written:
+            outputs = written + [t for t in returned if all(t is not w for w in written)]
+        else:
+            outputs = returned
+        if leaves_unwritten(node.op):
+            outputs = [_poison(t) for t in outputs]
+        if len(outputs) < len(node.outputs):
+            raise ReplayError(f"{node.op} gave {len(outputs)} tensors where the graph has {len(node.outputs)}")
+        return outputs
+
+    @staticmethod
+    @functools.cache
+    def function(name: str) -> tuple[Any, Operator]:
+        if name in _FORBIDDEN:
+            raise ReplayError(f"{name} is never executed: it reaches outside the process")
+        try:
+            function = overload(name)
+        except (AttributeError, ValueError):
+            raise ReplayError(f"there is no operator {name}") from None
+        return function, operator(function)
+
+    def _argument(self, arg: Arg, lookup: Lookup) -> Any:
+        kind = type(arg)
+        if kind is Value:
+            return lookup(arg)  # type: ignore[arg-type]
+        if kind is tuple:
+            return [self._argument(item, lookup) for item in arg]  # type: ignore[union-attr]
+        if kind is Symbol:
+            assert isinstance(arg, Symbol)
+            return self.dtype(DTYPES[arg.name]) if arg.kind == "dtype" else getattr(torch, arg.name)
+        return arg
+
+    @staticmethod
+    def _copy_written(info: Operator, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        written: list[torch.Tensor] = []
+        for position, name, keyword_only in info.written:
+            holder: Any = kwargs if keyword_only or position >= len(args) else args
+            key: Any = name if holder is kwargs else position
+            if holder is kwargs and name not in kwargs:
+                continue
+            held = holder[key]
+            if isinstance(held, torch.Tensor):
+                holder[key] = held.clone()
+                written.append(holder[key])
+            elif held is not None:
+                holder[key] = [item.clone() for item in held]
+                written += holder[key]
+        return written
+
+    def _part(self, node: Node, lookup: Lookup) -> torch.Tensor:
+        """One summand of a tensor that is given as Partial: all but the last are arbitrary, the last makes up the sum."""
+        whole = lookup(node.args[0])  # type: ignore[arg-type]
+        key, index, count = node.args[1:4]
+        assert isinstance(index, int) and isinstance(count, int)
+        seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
+        generator = torch.Generator().manual_seed(seed)
+        parts = [torch.randn(whole.shape, generator=generator, dtype=torch.float64).to(whole.dtype) for _ in range(count - 1)]
+        return parts[index] if index < count - 1 else whole - sum(parts)
+
+
+def tensors_in(result: object) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)):
+        return [tensor for item in result for tensor in tensors_in(item)]
+    return []
+
+
+def constant_of(tensor: torch.Tensor) -> Constant:
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+    data = bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    return Constant(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def leaves_unwritten(op: str) -> bool:
+    """Whether the operator gives memory that nothing was written to."""
+    return op.startswith(_UNINITIALISED)
+
+
+def looks_unwritten(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().any())
+    return tensor.dtype != torch.bool and bool((tensor >= torch.iinfo(tensor.dtype).max // 2).any())
+
+
+def _poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill memory that was never written, so that a program that reads it is seen to differ."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.fill_(math.nan)
+    return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max // 2)

@@ -1,0 +1,1 @@
+"""Measurements, run with `graphguard bench`; never part of the tests."""

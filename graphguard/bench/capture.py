@@ -1,0 +1,4 @@
+"""`graphguard bench capture`."""
+
+
+def main() -> None: ...

@@ -1,0 +1,472 @@
+"""Communication as nodes of the `dist` namespace: from c10d's operators and from the functional collectives.
+
+Every node carries `group`, the ranks in group order; roots and peers are ranks of the world. What a node reads are its
+arguments; what it fills are its outputs. Work that runs in the background has an id, which the `dist.wait` node names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+from graphguard.aten.operators import Operator
+from graphguard.errors import CaptureError
+from graphguard.findings import Finding
+from graphguard.ir import Arg
+
+if TYPE_CHECKING:
+    from graphguard.capture.recorder import Recorder
+
+Tensors = Sequence[torch.Tensor]
+_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+# Buffers whose memory order matters: backends disagree on, or refuse, strided ones.
+_LAYOUT_SENSITIVE = {
+    "dist.all_gather": "reads", "dist.all_gather_into_tensor": "both", "dist.gather": "both",
+    "dist.scatter": "both", "dist.reduce_scatter": "fills", "dist.reduce_scatter_tensor": "both",
+    "dist.all_to_all": "both", "dist.all_to_all_single": "both",
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------- groups and reduce operations
+class Group(tuple[int, ...]):
+    """The ranks of a process group, in group order. Groups over the same ranks are told apart by their channel, the
+    order of their creation: their collectives do not wait for each other."""
+
+    channel: int
+
+    @property
+    def attributes(self) -> dict[str, Arg]:
+        return {"group": tuple(self), **({"channel": self.channel} if self.channel else {})}
+
+
+def group_of(given: Any) -> Group:
+    """A group, given by its name, as a ProcessGroup, or in the boxed form that operators receive."""
+    if isinstance(given, str):
+        given = dist.distributed_c10d._resolve_process_group(given)
+    elif isinstance(given, torch.ScriptObject):
+        given = ProcessGroup.unbox(given)
+    ranks = dist.get_process_group_ranks(given)
+    group = Group(ranks)
+    same = [name for pg, name in dist.distributed_c10d._world.pg_names.items() if _ranks(pg) == ranks]
+    group.channel = same.index(given.group_name)
+    return group
+
+
+def _ranks(group: ProcessGroup) -> list[int]:
+    return list(dist.distributed_c10d._world.pg_group_ranks[group])
+
+
+def reduce_arguments(reduce_op: Any) -> dict[str, Arg]:
+    if isinstance(reduce_op, str):
+        return {"reduce": reduce_op.lower()}
+    name = _REDUCE_OPS[reduce_op.op()]
+    if name != "premul_sum":
+        return {"reduce": name}
+    return {"reduce": name, "factor": _premultiplier()}
+
+
+def _premultiplier() -> float:
+    """The factor of a premultiplied sum. The operator receives it in a form that cannot be read, so it is taken from
+    the options that the calling function of torch.distributed holds."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        for local in list(frame.f_locals.values()):
+            reduce_op = getattr(local, "reduceOp", local)
+            if isinstance(reduce_op, dist.ReduceOp) and reduce_op == dist.ReduceOp.PREMUL_SUM:
+                state = reduce_op.__getstate__()
+                factor = state[1] if isinstance(state, tuple) else None
+                if isinstance(factor, (int, float)):
+                    return float(factor)
+        frame = frame.f_back
+    raise CaptureError("the factor of a PREMUL_SUM is known only for `dist.*` calls with a Python number as the factor")
+
+
+# ---------------------------------------------------------------------- recording
+def communicate(
+    recorder: Recorder,
+    op: str,
+    group: Group,
+    reads: Any,
+    fills: Tensors,
+    **attributes: Arg,
+) -> int:
+    """Append one communication node and say what its buffers hold from now on. Returns the id of its work."""
+    recorder.next_work += 1
+    return communicate_as(recorder, recorder.next_work, op, group, reads, fills, **attributes)
+
+
+def communicate_as(recorder: Recorder, work: int, op: str, group: Group, reads: Any, fills: Tensors, **attributes: Arg) -> int:
+    """As `communicate`, under a given work id. What is filled may be fresh memory that holds nothing yet."""
+    aliases = recorder.aliases
+    read_tensors = [reads] if isinstance(reads, torch.Tensor) else list(reads)
+    read_cells = [aliases.cell(tensor) for tensor in read_tensors]
+    fill_cells = [aliases.cell(tensor) if aliases.storage_of(tensor) else None for tensor in fills]
+    operands = tuple([aliases.read(cell) for cell in read_cells])
+    outputs = tuple([recorder.new_value(t.shape, t.dtype) for t in fills])
+    args: tuple[Arg, ...] = operands if isinstance(reads, torch.Tensor) else ((operands,) if operands else ())
+    source = recorder.here()
+    recorder.races.read(read_cells, source)
+    recorder.races.write([cell for cell in fill_cells if cell], source)
+    if op not in _LAYOUT_SENSITIVE:
+        attributes |= _strides([*read_tensors, *fills])
+    recorder.emit(op, args, {**attributes, **group.attributes, "work": work}, outputs)
+    _check_layout(recorder, op, read_tensors, fills)
+    filled = []
+    for tensor, cell, output in zip(fills, fill_cells, outputs, strict=True):
+        if cell is None:
+            cell = aliases.bind(tensor, output)
+        else:
+            aliases.write(cell, output)
+        filled.append(cell)
+    recorder.races.start(work, op, read_cells, filled, source)
+    return work
+
+
+def wait(recorder: Recorder, work: int) -> None:
+    recorder.races.wait(work)
+    recorder.emit("dist.wait", (), {"work": work}, ())
+
+
+def _strides(tensors: Tensors) -> dict[str, Arg]:
+    """How strided buffers lie in memory: elementwise communication needs it to be alike on all ranks."""
+    strided = tuple(tuple(t.stride()) for t in tensors if not t.is_contiguous())
+    return {"strides": strided} if strided else {}
+
+
+def _check_layout(recorder: Recorder, op: str, reads: Tensors, fills: Tensors) -> None:
+    sensitive = _LAYOUT_SENSITIVE.get(op)
+    checked = [*(reads if sensitive in ("reads", "both") else ()), *(fills if sensitive in ("fills", "both") else ())]
+    for tensor in checked:
+        if not tensor.is_contiguous():
+            source = recorder.here()
+            message = (
+                f"{op} at {source} works on a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}, "
+                "which is not contiguous; make it so with `.contiguous()`"
+            )
+            rank = recorder.graph.rank
+            recorder.graph.findings.append(
+                Finding("strided-buffer", message, () if rank is None else (rank,), (source,) if source else ())
+            )
+            return
+
+
+# ---------------------------------------------------------------------- c10d
+def _work(work: int) -> FakeWork:
+    """What the program gets in hand; `watch_waits` reads the id back."""
+    handle = FakeWork()
+    handle.seq_id = work
+    return handle
+
+
+def _c10d(fill: Callable[..., int], returns_tensors: bool) -> Callable[..., Any]:
+    def handler(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = [argument.name for argument in info.func._schema.arguments]
+        work = fill(recorder, **{**dict(zip(names, args, strict=False)), **kwargs})
+        boxed = _work(work).boxed()
+        return (args[0], boxed) if returns_tensors else boxed
+
+    return handler
+
+
+def _one(tensors: Any) -> torch.Tensor:
+    """The single tensor of an argument that historically held one per local device."""
+    if len(tensors) != 1:
+        raise CaptureError("communication of several tensors per rank in one call is not modelled; call it once per tensor")
+    return tensors[0]
+
+
+def _all_reduce(recorder: Recorder, tensors: Any, process_group: Any, reduce_op: Any, **_: Any) -> int:
+    tensor = _one(tensors)
+    group = group_of(process_group)
+    return communicate(recorder, "dist.all_reduce", group, tensor, [tensor], **reduce_arguments(reduce_op))
+
+
+def _several(recorder: Recorder, op: str, process_group: Any, pairs: Any, **attributes: Arg) -> int:
+    """A coalesced call: one node per tensor, all under one work id."""
+    recorder.next_work += 1
+    work, group = recorder.next_work, group_of(process_group)
+    for reads, fills in pairs:
+        communicate_as(recorder, work, op, group, reads, fills, **attributes)
+    return work
+
+
+def _all_reduce_coalesced(recorder: Recorder, tensors: Any, process_group: Any, reduce_op: Any, **_: Any) -> int:
+    pairs = [(tensor, [tensor]) for tensor in tensors]
+    return _several(recorder, "dist.all_reduce", process_group, pairs, **reduce_arguments(reduce_op))
+
+
+def _all_gather(recorder: Recorder, output_tensors: Any, input_tensors: Any, process_group: Any, **_: Any) -> int:
+    return communicate(recorder, "dist.all_gather", group_of(process_group), _one(input_tensors), _one(output_tensors))
+
+
+def _all_gather_coalesced(recorder: Recorder, output_lists: Any, input_list: Any, process_group: Any, **_: Any) -> int:
+    pairs = [(tensor, [outputs[i] for outputs in output_lists]) for i, tensor in enumerate(input_list)]
+    return _several(recorder, "dist.all_gather", process_group, pairs)
+
+
+def _all_gather_base(
+    recorder: Recorder, output_tensor: torch.Tensor, input_tensor: torch.Tensor, process_group: Any, **_: Any
+) -> int:
+    group = group_of(process_group)
+    return communicate(recorder, "dist.all_gather_into_tensor", group, input_tensor, [output_tensor])
+
+
+def _all_gather_bases(recorder: Recorder, outputs: Any, inputs: Any, process_group: Any, **_: Any) -> int:
+    pairs = [(tensor, [output]) for output, tensor in zip(outputs, inputs, strict=True)]
+    return _several(recorder, "dist.all_gather_into_tensor", process_group, pairs)
+
+
+def _reduce_scatter(
+    recorder: Recorder, output_tensors: Any, input_tensors: Any, process_group: Any, reduce_op: Any, **_: Any
+) -> int:
+    return communicate(
+        recorder, "dist.reduce_scatter", group_of(process_group), _one(input_tensors), [_one(output_tensors)],
+        **reduce_arguments(reduce_op),
+    )  # fmt: skip
+
+
+def _reduce_scatter_base(
+    recorder: Recorder,
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    process_group: Any,
+    reduce_op: Any,
+    **_: Any,
+) -> int:
+    group = group_of(process_group)
+    return communicate(
+        recorder, "dist.reduce_scatter_tensor", group, input_tensor, [output_tensor], **reduce_arguments(reduce_op)
+    )
+
+
+def _reduce_scatter_bases(recorder: Recorder, outputs: Any, inputs: Any, process_group: Any, reduce_op: Any, **_: Any) -> int:
+    pairs = [(tensor, [output]) for output, tensor in zip(outputs, inputs, strict=True)]
+    return _several(recorder, "dist.reduce_scatter_tensor", process_group, pairs, **reduce_arguments(reduce_op))
+
+
+def _all_to_all(recorder: Recorder, output_tensors: Any, input_tensors: Any, process_group: Any, **_: Any) -> int:
+    return communicate(recorder, "dist.all_to_all", group_of(process_group), input_tensors, output_tensors)
+
+
+def _all_to_all_base(
+    recorder: Recorder,
+    output: torch.Tensor,
+    input: torch.Tensor,
+    process_group: Any,
+    output_split_sizes: Any,
+    input_split_sizes: Any,
+    **_: Any,
+) -> int:
+    group = group_of(process_group)
+    return communicate(
+        recorder, "dist.all_to_all_single", group, input, [output],
+        output_splits=_splits(output_split_sizes, output, group), input_splits=_splits(input_split_sizes, input, group),
+    )  # fmt: skip
+
+
+def _splits(sizes: Any, tensor: torch.Tensor, group: Group) -> tuple[int, ...]:
+    """Rows per rank. Left out, they are equal; a remainder stays visible to the matching of ranks, which reports it."""
+    if sizes:
+        return tuple(int(size) for size in sizes)
+    rows = tensor.shape[0] if tensor.dim() else 1
+    return (rows // len(group),) * len(group)
+
+
+def _broadcast(recorder: Recorder, tensors: Any, process_group: Any, root_rank: int, root_tensor: int, **_: Any) -> int:
+    group, tensor = group_of(process_group), _one(tensors)
+    return communicate(recorder, "dist.broadcast", group, tensor, [tensor], root=group[root_rank])
+
+
+def _reduce(
+    recorder: Recorder, tensors: Any, process_group: Any, reduce_op: Any, root_rank: int, root_tensor: int, **_: Any
+) -> int:
+    group, tensor = group_of(process_group), _one(tensors)
+    return communicate(recorder, "dist.reduce", group, tensor, [tensor], root=group[root_rank], **reduce_arguments(reduce_op))
+
+
+def _gather(recorder: Recorder, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int, **_: Any) -> int:
+    group = group_of(process_group)
+    fills = output_tensors[0] if output_tensors else []
+    return communicate(recorder, "dist.gather", group, _one(input_tensors), fills, root=group[root_rank])
+
+
+def _scatter(recorder: Recorder, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int, **_: Any) -> int:
+    group = group_of(process_group)
+    reads = input_tensors[0] if input_tensors else []
+    return communicate(recorder, "dist.scatter", group, reads, [_one(output_tensors)], root=group[root_rank])
+
+
+def _send(recorder: Recorder, tensors: Any, process_group: Any, dst: int, tag: int) -> int:
+    group = group_of(process_group)
+    return communicate(recorder, "dist.send", group, _one(tensors), [], peer=group[dst], tag=tag)
+
+
+def _receive(recorder: Recorder, tensors: Any, process_group: Any, src: int, tag: int) -> int:
+    group = group_of(process_group)
+    return communicate(recorder, "dist.recv", group, [], [_one(tensors)], peer=group[src], tag=tag)
+
+
+def _receive_any(recorder: Recorder, tensors: Any, process_group: Any, tag: int) -> int:
+    raise CaptureError("a receive from any source may match different sends in different runs; name the source rank")
+
+
+def _barrier(recorder: Recorder, process_group: Any, **_: Any) -> int:
+    return communicate(recorder, "dist.barrier", group_of(process_group), [], [])
+
+
+def _monitored_barrier(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    wait(recorder, communicate(recorder, "dist.barrier", group_of(args[1]), [], []))
+
+
+# ---------------------------------------------------------------------- functional collectives
+def _functional(op: str, outputs: Callable[..., Tensors], in_place: bool = False) -> Callable[..., Any]:
+    """A collective that returns its result; the result must be waited for with `wait_tensor`."""
+
+    def handler(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = [argument.name for argument in info.func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        group = group_of(given["group_name"])
+        inputs = given["inputs"] if "inputs" in given else [given["input"]]
+        inputs = [_dense(recorder, tensor) for tensor in inputs]
+        attributes = reduce_arguments(given["reduce_op"]) if "reduce_op" in given else {}
+        if "src" in given:
+            attributes["root"] = group[given["src"]]
+        if "output_split_sizes" in given:
+            attributes["output_splits"] = tuple(int(n) for n in given["output_split_sizes"])
+            attributes["input_splits"] = tuple(int(n) for n in given["input_split_sizes"])
+        results = [given["out"]] if "out" in given else inputs if in_place else outputs(inputs, group, **given)
+        recorder.next_work += 1
+        for tensor, result in zip(inputs, results, strict=True):
+            communicate_as(recorder, recorder.next_work, op, group, tensor, [result], **attributes)
+        return list(results) if "inputs" in given else results[0]
+
+    return handler
+
+
+def _dense(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return recorder.aliases.without_data(recorder.aliases.cell(tensor))
+
+
+def _like(inputs: Tensors, group: Group, **_: Any) -> Tensors:
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
+
+
+def _gathered(inputs: Tensors, group: Group, **_: Any) -> Tensors:
+    return [tensor.new_empty((tensor.shape[0] * len(group), *tensor.shape[1:])) for tensor in inputs]
+
+
+def _scattered(inputs: Tensors, group: Group, **_: Any) -> Tensors:
+    return [tensor.new_empty((tensor.shape[0] // len(group), *tensor.shape[1:])) for tensor in inputs]
+
+
+def _exchanged(inputs: Tensors, group: Group, output_split_sizes: Any, **_: Any) -> Tensors:
+    return [tensor.new_empty((sum(output_split_sizes), *tensor.shape[1:])) for tensor in inputs]
+
+
+def _wait_tensor(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor: torch.Tensor = args[0]
+    storage = recorder.aliases.storage_of(tensor)
+    for work in sorted({window.work for window in storage.in_flight if window.fills} if storage else ()):
+        wait(recorder, work)
+    return tensor
+
+
+def _wrap(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return AsyncCollectiveTensor(args[0])  # the same memory, marked as not waited for
+
+
+def _shard_dim_all_to_all(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """DTensor's change of the sharded dim: cut along one dim, exchange, join along another."""
+    tensor, gather_dim, shard_dim, group_name = args
+    group = group_of(group_name)
+    with recorder.resumed():
+        pieces = [piece.contiguous() for piece in tensor.chunk(len(group), shard_dim)]
+        received = [torch.empty_like(piece) for piece in pieces]
+    wait(recorder, communicate(recorder, "dist.all_to_all", group, pieces, received))
+    with recorder.resumed():
+        return torch.cat(received, gather_dim)
+
+
+# ---------------------------------------------------------------------- FSDP's own operators
+def _copy_in(
+    inputs: list[torch.Tensor], output: torch.Tensor, splits: list[int], numel: int, rank: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    own = output.narrow(0, numel * rank, numel)
+    torch._foreach_copy_(torch.split(own, splits), inputs)
+    return own, output
+
+
+def _inlined(function: Callable[..., Any], returns: bool = False) -> Callable[..., Any]:
+    """An operator that FSDP2 registers around plain torch code: record that code instead."""
+
+    def handler(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with recorder.resumed():
+            result = function(*args, **kwargs)
+        return result if returns else None
+
+    return handler
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {
+    "c10d.allreduce_.default": _c10d(_all_reduce, True),
+    "c10d.allreduce_coalesced_.default": _c10d(_all_reduce_coalesced, False),
+    "c10d.allgather_.default": _c10d(_all_gather, True),
+    "c10d.allgather_coalesced_.default": _c10d(_all_gather_coalesced, False),
+    "c10d._allgather_base_.default": _c10d(_all_gather_base, True),
+    "c10d.allgather_into_tensor_coalesced_.default": _c10d(_all_gather_bases, False),
+    "c10d.reduce_scatter_.default": _c10d(_reduce_scatter, True),
+    "c10d._reduce_scatter_base_.default": _c10d(_reduce_scatter_base, True),
+    "c10d.reduce_scatter_tensor_coalesced_.default": _c10d(_reduce_scatter_bases, False),
+    "c10d.alltoall_.default": _c10d(_all_to_all, True),
+    "c10d.alltoall_base_.default": _c10d(_all_to_all_base, False),
+    "c10d.broadcast_.default": _c10d(_broadcast, True),
+    "c10d.reduce_.default": _c10d(_reduce, False),
+    "c10d.gather_.default": _c10d(_gather, False),
+    "c10d.scatter_.default": _c10d(_scatter, True),
+    "c10d.send.default": _c10d(_send, False),
+    "c10d.recv_.default": _c10d(_receive, False),
+    "c10d.recv_any_source_.default": _c10d(_receive_any, False),
+    "c10d.barrier.default": _c10d(_barrier, False),
+    "c10d.monitored_barrier_.default": _monitored_barrier,
+    "_c10d_functional.all_reduce.default": _functional("dist.all_reduce", _like),
+    "_c10d_functional.all_reduce_.default": _functional("dist.all_reduce", _like, in_place=True),
+    "_c10d_functional.all_reduce_coalesced.default": _functional("dist.all_reduce", _like),
+    "_c10d_functional.all_reduce_coalesced_.default": _functional("dist.all_reduce", _like, in_place=True),
+    "_c10d_functional.all_gather_into_tensor.default": _functional("dist.all_gather_into_tensor", _gathered),
+    "_c10d_functional.all_gather_into_tensor_out.default": _functional("dist.all_gather_into_tensor", _gathered),
+    "_c10d_functional.all_gather_into_tensor_coalesced.default": _functional("dist.all_gather_into_tensor", _gathered),
+    "_c10d_functional.reduce_scatter_tensor.default": _functional("dist.reduce_scatter_tensor", _scattered),
+    "_c10d_functional.reduce_scatter_tensor_out.default": _functional("dist.reduce_scatter_tensor", _scattered),
+    "_c10d_functional.reduce_scatter_tensor_coalesced.default": _functional("dist.reduce_scatter_tensor", _scattered),
+    "_c10d_functional.all_to_all_single.default": _functional("dist.all_to_all_single", _exchanged),
+    "_c10d_functional.broadcast.default": _functional("dist.broadcast", _like),
+    "_c10d_functional.broadcast_.default": _functional("dist.broadcast", _like, in_place=True),
+    "_c10d_functional.wait_tensor.default": _wait_tensor,
+    "_c10d_functional._wrap_tensor_autograd.default": _wrap,
+    "_dtensor.shard_dim_alltoall.default": _shard_dim_all_to_all,
+    "fsdp.all_gather_copy_in.default": _inlined(_copy_in, returns=True),
+    "fsdp.split_with_sizes_copy.default": _inlined(torch.split_with_sizes_copy),
+    "fsdp.chunk_cat.default": _inlined(torch._chunk_cat),
+    "fsdp.copy_.default": _inlined(torch.Tensor.copy_),
+}
+
+
+def watch_waits(recorder: Recorder) -> None:
+    """Record when the program waits for work. Patches torch for the rest of this process, which is one rank's own."""
+
+    def waited(handle: Any, *args: object, **kwargs: object) -> bool:
+        recorder.locate()
+        wait(recorder, handle.seq_id)
+        return True
+
+    for owner in (Work, FakeWork):
+        for name in ("wait", "synchronize", "is_completed", "block_current_stream"):
+            setattr(owner, name, waited)

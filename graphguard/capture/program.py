@@ -1,0 +1,167 @@
+"""What is captured: a function of named tensors, or a module with a step. Calls it, and names what comes out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from graphguard.aten.kernels import constant_of
+from graphguard.capture.recorder import Recorder
+from graphguard.errors import UsageError
+from graphguard.ir import Layout
+
+PARAMETERS = "params."  # prefix of a graph's inputs that are parameters of a module
+
+
+class Program(Protocol):
+    def check(self, names: list[str] | None) -> None:
+        """Raise a UsageError if the program does not take these inputs (None: not known yet)."""
+
+    def run(self, recorder: Recorder, inputs: dict[str, Any], mesh: Any | None) -> Any:
+        """Run under the recorder, and return the program's outputs."""
+
+
+@dataclass(frozen=True)
+class FunctionProgram:
+    """A function that is given its inputs as keywords, and the mesh if it has a parameter of that name."""
+
+    function: Callable[..., Any]
+    role: str
+
+    def check(self, names: list[str] | None) -> None:
+        if not callable(self.function):
+            raise UsageError(f"the {self.role} program is {type(self.function).__name__}, not a function")
+        if names is not None:
+            check_parameters(self.function, names, f"the {self.role} program {_name(self.function)}", given=("mesh",))
+
+    def run(self, recorder: Recorder, inputs: dict[str, Any], mesh: Any | None) -> Any:
+        if mesh is not None and "mesh" not in inputs and _takes(self.function, "mesh"):
+            inputs = {**inputs, "mesh": mesh}
+        with recorder:
+            return self.function(**inputs)
+
+
+@dataclass(frozen=True)
+class ModelProgram:
+    """A module and what is done with it. The parameters become inputs of the graph, by their names."""
+
+    construct: Callable[..., torch.nn.Module]
+    step: Callable[..., Any]
+    role: str
+
+    def check(self, names: list[str] | None) -> None:
+        if not callable(self.construct):
+            raise UsageError(f"{self.role}= must be a function that builds the module, such as `lambda: Net(config)`")
+
+    def run(self, recorder: Recorder, inputs: dict[str, Any], mesh: Any | None) -> Any:
+        with recorder:
+            module = self.construct() if mesh is None else self.construct(mesh)
+            if not isinstance(module, torch.nn.Module):
+                raise UsageError(f"{self.role}= returned {type(module).__name__}, not a module")
+        construction = len(recorder.graph.nodes)
+        with recorder:
+            for name, parameter in module.named_parameters():
+                recorder.rename_as_input(PARAMETERS + name, _local(parameter.detach()))
+            outputs = self.step(module, **inputs)
+        recorder.constructed = construction
+        return outputs
+
+
+def call_model(model: torch.nn.Module, **inputs: Any) -> Any:
+    """The default step."""
+    return model(**inputs)
+
+
+def check_parameters(function: Callable[..., Any], names: list[str], who: str, given: tuple[str, ...] = ()) -> None:
+    """Every input is taken, and everything that must be given is."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in names:
+        parameter = parameters.get(name)
+        if not takes_any and (parameter is None or parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)):
+            raise UsageError(f"{who} takes no input {name!r}; it takes {[p for p in parameters if p not in given]}")
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if required and name not in names and name not in given:
+            raise UsageError(f"{who} needs {name!r}, which is not among its inputs {names}")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+# ---------------------------------------------------------------------- outputs
+def record_outputs(recorder: Recorder, outputs: Any) -> None:
+    """Name the program's outputs by their path, and say which values they are."""
+    if outputs is None:
+        return
+    leaves, _ = pytree.tree_flatten_with_path(outputs)
+    for path, leaf in leaves:
+        name = path_name(path)
+        if leaf is None:
+            recorder.graph.outputs[name] = None
+        elif isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, DTensor):
+                recorder.graph.layouts[name] = _layout(leaf)
+            with recorder:
+                recorder.graph.outputs[name] = recorder.value(_local(leaf.detach()))
+        elif isinstance(leaf, (bool, int, float, complex)):
+            number = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
+            recorder.graph.outputs[name] = recorder.new_constant(constant_of(number), number.dtype)
+        else:
+            raise UsageError(f"output {name!r} is of type {type(leaf).__name__}; programs return tensors, or dicts and "
+                             "lists of tensors")  # fmt: skip
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """`out` for a bare tensor, else keys and indices joined by dots."""
+    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+    return ".".join(parts) or "out"
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that this rank holds."""
+    while type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
+        elif isinstance(tensor, AsyncCollectiveTensor):
+            tensor = tensor.wait()
+        else:
+            raise UsageError(f"tensors of type {type(tensor).__name__} are not supported as inputs or outputs")
+    return tensor
+
+
+def _layout(tensor: DTensor) -> Layout:
+    mesh = tensor.device_mesh
+    return Layout(
+        tuple(tensor.shape),
+        tuple(mesh.mesh.shape),
+        tuple(int(rank) for rank in mesh.mesh.reshape(-1).tolist()),
+        tuple(repr(placement) for placement in tensor.placements),
+    )
+
+
+def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a rank's inputs, by path."""
+    leaves, _ = pytree.tree_flatten_with_path(dict(inputs))
+    return {path_name(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}

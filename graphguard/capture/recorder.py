@@ -1,0 +1,405 @@
+"""Records what a program does, operator by operator, on meta tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphguard.aten.kernels import constant_of, tensors_in
+from graphguard.aten.operators import DTYPE_NAMES, IRRELEVANT_KEYWORDS, Operator, operator, symbol
+from graphguard.capture.aliasing import AliasTable, Cell
+from graphguard.capture.constants import ConstantFolder, NotConstant
+from graphguard.capture.races import RaceDetector
+from graphguard.capture.shapes import META, SHAPES, scalar_key
+from graphguard.capture.sources import SourceTracker
+from graphguard.capture.views import Call
+from graphguard.errors import CaptureError
+from graphguard.ir import Arg, Constant, Graph, Node, Source, Symbol, Value
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
+_ALIASES = {"aten.detach.default", "aten.detach_.default", "aten.alias.default", "aten.lift_fresh.default"}
+_SILENT_NAMESPACES = {"profiler"}
+_TENSOR = object()
+
+
+class Recorder(TorchDispatchMode):
+    """Appends to `graph` while it is entered. Tensors of the program carry no data; see `tensor_input`."""
+
+    def __init__(self, graph: Graph, *, use_cache: bool = True):
+        super().__init__()
+        self.graph, self.use_cache = graph, use_cache
+        self.sources = SourceTracker()
+        self.aliases = AliasTable(self._emit_call, self._adopt)
+        self.constants = ConstantFolder(graph)
+        self.races = RaceDetector(graph)
+        self.assumptions: dict[str, None] = {}
+        self.failure: CaptureError | None = None  # the first one, kept in case the program catches it
+        self.constructed = 0  # so many of the first nodes only built a module
+        self.next_work = 0
+        self._next_value = 0
+        self._where: tuple[Source | None, bool] = (None, False)
+        from graphguard.capture.collectives import HANDLERS
+
+        self._handlers: dict[str, Callable[..., Any]] = HANDLERS
+
+    # ------------------------------------------------------------------ values
+    def new_value(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
+        self._next_value += 1
+        return Value(self._next_value - 1, tuple(shape), DTYPE_NAMES[dtype])
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """What the tensor holds now."""
+        return self.aliases.read(self.aliases.cell(tensor))
+
+    def tensor_input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A fresh tensor that the program is given."""
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=META)
+        self.aliases.bind(tensor, self._new_input(name, shape, dtype))
+        return tensor
+
+    def rename_as_input(self, name: str, tensor: torch.Tensor) -> None:
+        """From now on the tensor (a parameter, say) and all that share its memory hold the input `name`."""
+        value = self._new_input(name, tensor.shape, tensor.dtype)
+        if self.aliases.storage_of(tensor) is None:
+            self.aliases.bind(tensor, value)
+        else:
+            self.aliases.write(self.aliases.cell(tensor), value)
+
+    def _new_input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Value:
+        value = self.graph.inputs[name] = self.new_value(shape, dtype)
+        return value
+
+    def new_constant(self, constant: Constant, dtype: torch.dtype) -> Value:
+        value = self.new_value(constant.shape, dtype)
+        self.graph.constants[value] = constant
+        return value
+
+    def _adopt(self, tensor: torch.Tensor) -> Value:
+        """A tensor from outside the program: a constant, with its data."""
+        if tensor.is_meta:
+            raise CaptureError(
+                f"the program reads a tensor of shape {tuple(tensor.shape)} that is neither an input nor has data; "
+                "pass it as an input, or create it inside the program"
+            )
+        return self.new_constant(constant_of(tensor), tensor.dtype)
+
+    # ------------------------------------------------------------------ nodes
+    def emit(
+        self,
+        op: str,
+        args: tuple[Arg, ...],
+        kwargs: dict[str, Arg],
+        outputs: tuple[Value, ...],
+        writes: tuple[str, ...] = (),
+    ) -> Node:
+        node = Node(op, args, kwargs, outputs, *self._where, writes)
+        self.graph.nodes.append(node)
+        return node
+
+    def _emit_call(self, call: Call, operands: tuple[Value, ...], shape: torch.Size, dtype: torch.dtype) -> Value:
+        value = self.new_value(shape, dtype)
+        self.emit(call.op, (*operands, *call.args), {}, (value,))
+        return value
+
+    def assume(self, statement: str) -> None:
+        self.assumptions[statement] = None
+
+    def here(self) -> Source | None:
+        """The line of the operation being recorded."""
+        return self._where[0]
+
+    def locate(self) -> None:
+        """Note the current line; for what the program does outside of operators, such as waiting."""
+        self._where = self.sources.here()
+
+    # ------------------------------------------------------------------ dispatch
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(_FAKE_MODE) is not None:
+            return func(*args, **kwargs)  # DTensor works out shapes on fake tensors of its own
+        for kind in types:
+            if kind not in _PLAIN:
+                return NotImplemented  # a wrapper such as DTensor: it calls us back with what it holds
+        try:
+            return self._dispatch(operator(func), args, kwargs)
+        except CaptureError as error:
+            self._failed(error)
+            raise
+
+    def _dispatch(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if info.namespace in _SILENT_NAMESPACES:
+            return info.func(*args, **kwargs)
+        self._where = self.sources.here()
+        handler = self._handlers.get(info.name)
+        if handler is not None:
+            return handler(self, info, args, kwargs)
+        if info.name in _ALIASES:
+            return self._alias(info, args)
+        if info.composite:  # torch takes these apart itself, except in inference mode and inside handlers
+            with self.resumed():
+                return info.func.decompose(*args, **kwargs)
+        if info.renames_dims:
+            raise CaptureError(f"{info.name} changes a tensor's shape in place, which is not modelled; use the form "
+                               "that returns a new tensor")  # fmt: skip
+        if info.reads_scalar:
+            return self._read_scalar(info, args)
+        return self._record(info, args, kwargs)
+
+    def _record(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cells: list[Cell] = []
+        with_data: dict[int, torch.Tensor] = {}
+        encoded = tuple([self._encode(arg, cells, with_data) for arg in args])
+        keywords: dict[str, Arg] = {}
+        for name, arg in kwargs.items():
+            if name not in IRRELEVANT_KEYWORDS:
+                keywords[name] = self._encode(arg, cells, with_data)
+        if with_data or info.is_factory or "generator" in kwargs:
+            args, kwargs = self._onto_meta(info, args, kwargs, with_data)
+        if info.dynamic and _shape_depends_on_data(info, args, kwargs):
+            result = self._known_shape(info, encoded, keywords)
+        else:
+            result = self._execute(info, args, kwargs, encoded, keywords, cells)
+        if info.is_view:
+            self.aliases.bind_views(info.name, cells[0], tensors_in(result), encoded[1:])
+            return result
+        if self.races.active:
+            self.races.read(cells, self.here())
+        if info.has_dtype and "dtype" not in keywords and isinstance(result, torch.Tensor) and not cells:
+            keywords["dtype"] = Symbol("dtype", DTYPE_NAMES[result.dtype])
+        if info.written:
+            return self._record_writes(info, args, kwargs, encoded, keywords, result, with_data)
+        outputs = tensors_in(result)
+        values = tuple([self.new_value(t.shape, t.dtype) for t in outputs])
+        self.emit(info.name, encoded, keywords, values)
+        for tensor, value in zip(outputs, values, strict=True):
+            self._bind_fresh(info, tensor, value)
+        return result
+
+    def _bind_fresh(self, info: Operator, tensor: torch.Tensor, value: Value) -> None:
+        if self.aliases.storage_of(tensor) is not None:
+            raise CaptureError(f"{info.name} returns memory of an argument, which its schema does not say; return a copy")
+        self.aliases.bind(tensor, value)
+
+    def _record_writes(
+        self,
+        info: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        encoded: tuple[Arg, ...],
+        keywords: dict[str, Arg],
+        result: Any,
+        with_data: dict[int, torch.Tensor],
+    ) -> Any:
+        written: list[torch.Tensor] = []
+        names: list[str] = []
+        for position, name, keyword_only in info.written:
+            held = kwargs.get(name) if keyword_only or position >= len(args) else args[position]
+            targets = tensors_in(held)
+            written += targets
+            names += [name] if isinstance(held, torch.Tensor) else [f"{name}.{i}" for i in range(len(targets))]
+        fresh = [t for t in tensors_in(result) if all(t is not w for w in written)]
+        values = tuple([self.new_value(t.shape, t.dtype) for t in written + fresh])
+        self.emit(info.name, encoded, keywords, values, tuple(names))
+        cells = [self.aliases.cell(tensor) for tensor in written]
+        if self.races.active:
+            self.races.write(cells, self.here())
+        for cell, value in zip(cells, values, strict=False):
+            self.aliases.write(cell, value)
+        for tensor, value in zip(fresh, values[len(written) :], strict=True):
+            self._bind_fresh(info, tensor, value)
+        return _original(result, with_data) if with_data else result
+
+    def _encode(self, arg: Any, cells: list[Cell], with_data: dict[int, torch.Tensor]) -> Arg:
+        """An argument as the graph has it. Collects the windows that it reads, and a meta twin for each tensor with data."""
+        kind = type(arg)
+        if kind is int or kind is float or kind is bool or kind is str or arg is None:
+            return arg  # type: ignore[no-any-return]
+        if isinstance(arg, torch.Tensor):
+            cell = self.aliases.cell(arg)
+            cells.append(cell)
+            if not arg.is_meta:
+                with_data[id(arg)] = arg
+            return self.aliases.read(cell)
+        if isinstance(arg, (list, tuple)):
+            return tuple([self._encode(item, cells, with_data) for item in arg])
+        named = symbol(arg)
+        if named is not None:
+            return named
+        if isinstance(arg, (bool, int, float, complex)):
+            return arg
+        if isinstance(arg, torch.device):
+            return Symbol("device", "cpu")
+        raise CaptureError(f"an argument of type {kind.__name__} cannot be part of a graph")
+
+    def _onto_meta(
+        self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: dict[int, torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call without data: tensors that have some are replaced, and new tensors are made on meta."""
+        if with_data:
+            twins = {key: self.aliases.without_data(self.aliases.cell(t)) for key, t in with_data.items()}
+            args = _replace(args, twins)
+            kwargs = {name: _replace(arg, twins) for name, arg in kwargs.items()}
+            for key, twin in twins.items():
+                with_data[id(twin)] = with_data[key]
+        if info.is_factory:
+            args = tuple([META if isinstance(arg, torch.device) else arg for arg in args])
+            kwargs = {**kwargs, "device": META}
+        return args, {name: arg for name, arg in kwargs.items() if name not in ("generator", "pin_memory")}
+
+    def _execute(
+        self,
+        info: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        encoded: tuple[Arg, ...],
+        keywords: dict[str, Arg],
+        cells: list[Cell],
+    ) -> Any:
+        """Run the operator on meta tensors, or remember what it gave for inputs of the same form."""
+        if not (self.use_cache and info.cacheable):
+            return self._run(info, args, kwargs)
+        first = args[0] if args else None
+        key = (
+            info,
+            torch.get_default_dtype(),
+            tuple([cell.key for cell in cells]),
+            tuple([_form_key(arg) for arg in encoded]),
+            tuple([(name, _form_key(arg)) for name, arg in kwargs.items()]) if kwargs else None,
+        )
+        remembered = SHAPES.get(key)
+        if remembered is not None:
+            return SHAPES.revive(remembered, first)
+        result = self._run(info, args, kwargs)
+        if not any(self.aliases.storage_of(t) for t in tensors_in(result) if t is not first):
+            SHAPES.put(key, result, first, len(info.written))
+        return result
+
+    @staticmethod
+    def _run(info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return info.func(*args, **kwargs)
+        except NotImplementedError as error:
+            if "meta" not in str(error).lower():
+                raise
+            raise CaptureError(
+                f"the operator {info.name} has no meta kernel, so its output shape is not known without running it; "
+                "register one with torch.library.register_fake"
+            ) from None
+
+    def _alias(self, info: Operator, args: tuple[Any, ...]) -> torch.Tensor:
+        """The same window again: no node."""
+        tensor = args[0]
+        cell = self.aliases.cell(tensor)
+        source = tensor if tensor.is_meta else self.aliases.without_data(cell)
+        return info.func(source)
+
+    # ------------------------------------------------------------------ reading values
+    def constant_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The data of a tensor that follows from constants alone; an error, which the program cannot hide, if it does not."""
+        self.locate()
+        try:
+            return self.constants.tensor(self.value(tensor))
+        except NotConstant as reason:
+            error = CaptureError(
+                f"the program reads the value of a tensor that depends on {reason.culprit}; what it does next would hold "
+                "for that value only, so keep values in tensors (torch.where, masks) or pass it as a Python number"
+            )
+        raise self._failed(error)
+
+    def _failed(self, error: CaptureError) -> CaptureError:
+        if self.failure is None:
+            source = self.here()
+            self.failure = error.located(str(source)) if source else error
+        return error
+
+    def _read_scalar(self, info: Operator, args: tuple[Any, ...]) -> Any:
+        return info.func(*[self.constant_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
+
+    def _known_shape(self, info: Operator, encoded: tuple[Arg, ...], keywords: dict[str, Arg]) -> Any:
+        """An operator whose output shape depends on data: fine where the data are constants."""
+        node = Node(info.name, encoded, keywords, ())
+        try:
+            known = {value: self.constants.tensor(value) for value in node.operands()}
+        except NotConstant as reason:
+            raise CaptureError(
+                f"the shape of {info.name}'s result depends on {reason.culprit}; shapes must not depend on values: use a mask "
+                "(torch.where) instead of selecting elements"
+            ) from None
+        results = self.constants.kernels.run(node, known.__getitem__)
+        fresh = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=META) for t in results]
+        return fresh[0] if len(fresh) == 1 else tuple(fresh)
+
+    # ------------------------------------------------------------------ entering
+    @contextlib.contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Record again, from inside a handler."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+
+    def __enter__(self) -> Recorder:
+        self._collects = gc.isenabled()
+        gc.disable()  # a capture makes many small objects that all live: collecting them in vain is a third of the time
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *exception: object) -> None:
+        if self._collects:
+            gc.enable()
+        super().__exit__(*exception)
+        self.graph.assumptions = tuple(sorted({*self.graph.assumptions, *self.assumptions}))
+
+
+def _shape_depends_on_data(info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Some operators are marked as such for one of their uses only."""
+    if info.name == "aten.index.Tensor":
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if info.name == "aten.repeat_interleave.Tensor":
+        return kwargs.get("output_size") is None
+    return True
+
+
+def _form_key(arg: object) -> object:
+    kind = type(arg)
+    if kind is Value or isinstance(arg, torch.Tensor):
+        return _TENSOR  # its form is in the key already, in order
+    if kind is tuple or kind is list:
+        return tuple([_form_key(item) for item in arg])  # type: ignore[attr-defined]
+    return scalar_key(arg)
+
+
+def _replace(arg: Any, twins: dict[int, torch.Tensor]) -> Any:
+    if isinstance(arg, torch.Tensor):
+        return twins.get(id(arg), arg)
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(_replace(item, twins) for item in arg)
+    return arg
+
+
+def _original(result: Any, with_data: dict[int, torch.Tensor]) -> Any:
+    """The caller's own tensors in place of the twins that stood for them."""
+    if isinstance(result, torch.Tensor):
+        return with_data.get(id(result), result)
+    if isinstance(result, (list, tuple)):
+        return type(result)(_original(item, with_data) for item in result)
+    return result
+
+
+def _without_dynamo_guard() -> None:
+    """TorchDispatchMode wraps the method so that dynamo skips it, at 10 µs a call; nothing here is compiled."""
+    method = Recorder.__dict__["__torch_dispatch__"]
+    while hasattr(method, "__wrapped__"):
+        method = method.__wrapped__
+    Recorder.__torch_dispatch__ = method  # type: ignore[method-assign]
+
+
+_without_dynamo_guard()

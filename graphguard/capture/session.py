@@ -1,0 +1,269 @@
+"""Captures a check: the sequential program and every rank, each in a process of its own."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._dynamo  # meta kernels import it on first use: once here, rather than in every fork
+from torch.distributed.tensor.placement_types import Replicate
+from torch.utils import _pytree as pytree
+
+from graphguard import graph_json
+from graphguard.capture import libraries, ranks
+from graphguard.capture.isolate import run_isolated
+from graphguard.capture.objects import ObjectExchange, ObjectsMissing, Sent
+from graphguard.capture.program import Program, flat_inputs, record_outputs
+from graphguard.capture.recorder import Recorder
+from graphguard.capture.sources import is_user_file
+from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError
+from graphguard.ir import Graph, Mesh
+from graphguard.joint import Joint, join
+from graphguard.prune import prune
+from graphguard.relation import Input, check_placements, localise
+from graphguard.wellformed import require_wellformed
+
+Progress = Callable[[str, int, int], None]
+LocalInputs = Callable[[dict[str, torch.Tensor], dict[str, int]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Two programs and the input relation between them."""
+
+    sequential: Program
+    distributed: Program
+    mesh: Mesh
+    inputs: Mapping[str, Input]
+    local_inputs: LocalInputs | None = None
+
+    def check(self) -> None:
+        for name, spec in self.inputs.items():
+            if not isinstance(spec, Input):
+                raise UsageError(f"input {name!r} is {type(spec).__name__}; write gg.Input(shape, placement)")
+            if self.local_inputs is not None and (spec.local or not isinstance(spec.placement, Replicate)):
+                raise UsageError(f"input {name!r} has a placement beside local_inputs=, which already says what ranks get")
+            check_placements(name, spec, self.mesh)
+        self.sequential.check(list(self.inputs))
+        self.distributed.check(list(self.inputs) if self.local_inputs is None else None)
+
+
+@dataclass
+class Captured:
+    """The graphs of a check. `relations[r]` takes the sequential inputs to rank r's."""
+
+    sequential: Graph
+    ranks: list[Graph]
+    relations: list[Graph]
+    joint: Joint
+    seconds: float = 0.0
+    assumptions: list[str] = field(default_factory=list)
+
+
+def capture_sequential(program: Program, inputs: Mapping[str, Input], *, use_cache: bool = True) -> Graph:
+    """The graph of one program on its own."""
+    subject = Subject(program, program, Mesh.of({"world": 1}), inputs)
+    subject.sequential.check(list(inputs))
+    return graph_json.loads(_capture_all(subject, [None], None, use_cache, None)[0].graphs[0])
+
+
+@dataclass
+class _Answer:
+    graphs: list[str]
+    sent: Sent
+    complete: bool
+
+
+def capture(
+    subject: Subject, *, progress: Progress | None = None, use_cache: bool = True, workers: int | None = None
+) -> Captured:
+    """All graphs of a check. Each program is recorded from the state that this process has now."""
+    begun = time.perf_counter()
+    subject.check()
+    world = subject.mesh.size
+    # The sequential program and rank 0 are captured twice: if the two differ, no graph speaks for the program.
+    whats: list[int | None] = [None, None, 0, *range(world)]
+    answers = _capture_all(subject, whats, progress, use_cache, workers)
+    for first, second in ((0, 1), (2, 3)):
+        if answers[first].graphs != answers[second].graphs:
+            raise CaptureError(_difference(answers[first].graphs[-1], answers[second].graphs[-1], whats[first]))
+    sequential = graph_json.loads(answers[0].graphs[0])
+    relations, graphs = [], []
+    for answer in answers[3:]:
+        relation, graph = map(graph_json.loads, answer.graphs)
+        relations.append(relation)
+        graphs.append(graph)
+    captured = Captured(sequential, graphs, relations, join(graphs), time.perf_counter() - begun)
+    captured.assumptions = sorted({a for graph in [sequential, *relations, *graphs] for a in graph.assumptions})
+    return captured
+
+
+def _capture_all(
+    subject: Subject, whats: list[int | None], progress: Progress | None, use_cache: bool, workers: int | None
+) -> list[_Answer]:
+    holders = libraries.Holders()
+    known: Sent = {}
+    answers: dict[int, _Answer] = {}
+    pending = list(range(len(whats)))
+    while pending:
+        tasks = [_task(subject, whats[index], holders, known, use_cache) for index in pending]
+        failures: dict[int, GraphGuardError] = {}
+        for position, result in run_isolated(tasks, workers):
+            index = pending[position]
+            if isinstance(result, GraphGuardError):
+                failures[index] = result
+                break
+            answers[index] = pickle.loads(result)
+            if progress is not None:
+                progress(_title(whats[index]), sum(a.complete for a in answers.values()), len(whats))
+        if failures:
+            raise failures[min(failures)]
+        before = len(known)
+        for index in pending:
+            known |= answers[index].sent
+        pending = [index for index in pending if not answers[index].complete]
+        if pending and len(known) == before:
+            stuck = sorted({str(whats[index]) for index in pending})
+            raise CaptureError(f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends")
+    return [answers[index] for index in range(len(whats))]
+
+
+def _title(rank: int | None) -> str:
+    return "the sequential program" if rank is None else f"rank {rank}"
+
+
+def _task(subject: Subject, rank: int | None, holders: libraries.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
+    def task() -> bytes:
+        objects = ObjectExchange(known)
+        try:
+            if rank is None:
+                graphs = [_sequential(subject, holders, use_cache)]
+            else:
+                graphs = _rank(subject, rank, holders, objects, use_cache)
+        except ObjectsMissing:
+            return pickle.dumps(_Answer([], objects.sent, False))
+        for graph in graphs:
+            require_wellformed(graph)
+        return pickle.dumps(_Answer([graph_json.dumps(graph) for graph in graphs], objects.sent, True))
+
+    return task
+
+
+# ---------------------------------------------------------------------- in the child
+def _sequential(subject: Subject, holders: libraries.Holders, use_cache: bool) -> Graph:
+    ranks.leave_any_group()
+    recorder = Recorder(Graph("sequential"), use_cache=use_cache)
+    libraries.adjust(recorder, holders)
+    inputs = {name: recorder.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
+    return _record(subject.sequential, recorder, inputs, None, "the sequential program")
+
+
+def _rank(subject: Subject, rank: int, holders: libraries.Holders, objects: ObjectExchange, use_cache: bool) -> list[Graph]:
+    mesh = ranks.become_rank(rank, subject.mesh)
+    relation = Recorder(Graph(f"inputs of rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
+    recorder = Recorder(Graph(f"rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
+    libraries.adjust(recorder, holders, objects)
+    local = _local_inputs(subject, rank, relation)
+    relation.graph.outputs = {name: relation.value(tensor) for name, tensor in flat_inputs(local).items()}
+    prune(relation.graph)
+    fresh = _fresh_inputs(recorder, local)
+    if subject.local_inputs is not None:
+        subject.distributed.check(list(fresh))
+    return [relation.graph, _record(subject.distributed, recorder, fresh, mesh, f"rank {rank}")]
+
+
+def _local_inputs(subject: Subject, rank: int, relation: Recorder) -> dict[str, Any]:
+    """Trace how the sequential inputs become this rank's."""
+    coordinate = subject.mesh.coordinate(rank)
+    full = {name: relation.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
+
+    def part(tensor: torch.Tensor, key: str, index: int, count: int) -> torch.Tensor:
+        relation.locate()
+        value = relation.new_value(tensor.shape, tensor.dtype)
+        relation.emit("gg.part", (relation.value(tensor), key, index, count), {}, (value,))
+        fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        relation.aliases.bind(fresh, value)
+        return fresh
+
+    def trace() -> dict[str, Any]:
+        with relation:
+            if subject.local_inputs is None:
+                return {
+                    name: localise(name, full[name], spec, subject.mesh, coordinate, part)
+                    for name, spec in subject.inputs.items()
+                }
+            local = subject.local_inputs(dict(full), dict(coordinate))
+            if not isinstance(local, Mapping):
+                raise UsageError(f"local_inputs= returned {type(local).__name__}, not a dict of inputs")
+            return dict(local)
+
+    return _guarded(trace, relation, f"the input relation of rank {rank}")  # type: ignore[no-any-return]
+
+
+def _fresh_inputs(recorder: Recorder, local: dict[str, Any]) -> dict[str, Any]:
+    """New, contiguous tensors of the local inputs' shapes; what is not a tensor stays."""
+    names = iter(flat_inputs(local))
+
+    def fresh(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return recorder.tensor_input(next(names), leaf.shape, leaf.dtype)
+
+    return pytree.tree_map(fresh, local)  # type: ignore[no-any-return]
+
+
+def _record(program: Program, recorder: Recorder, inputs: dict[str, Any], mesh: Any, who: str) -> Graph:
+    def run() -> None:
+        record_outputs(recorder, program.run(recorder, inputs, mesh))
+
+    _guarded(run, recorder, who)
+    prune(recorder.graph, recorder.constructed)
+    return recorder.graph
+
+
+def _guarded(function: Callable[[], Any], recorder: Recorder, who: str) -> Any:
+    """Run code of the user's, and turn what it raises into one sentence with the user's own frames."""
+    try:
+        result = function()
+    except (UsageError, InternalError):
+        raise
+    except Exception as error:
+        if recorder.failure is not None:
+            raise recorder.failure.located(who) from None
+        raise _program_error(error, who) from None
+    except SystemExit:
+        raise ProgramError(f"{who} called sys.exit()") from None
+    if recorder.failure is not None:  # the program caught our error and went on: what it did then is not its real path
+        raise recorder.failure.located(who)
+    return result
+
+
+def _program_error(error: Exception, who: str) -> ProgramError:
+    frames = tuple(
+        (frame.filename, frame.lineno or 0, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_user_file(frame.filename)
+    )
+    where = f" at {frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}" if frames else ""
+    text = str(error).strip().split("\n")[0]
+    return ProgramError(f"{who} raised {type(error).__name__}{where}: {text}", frames)
+
+
+def _difference(first: str, second: str, rank: int | None) -> str:
+    """Where two captures of one program part."""
+    a, b = graph_json.loads(first), graph_json.loads(second)
+    for mine, its in zip(a.nodes, b.nodes, strict=False):
+        if str(mine) != str(its):
+            return (
+                f"{_title(rank)} is not deterministic: two captures of it differ at {mine.source or its.source} "
+                f"({mine.op} against {its.op}); remove what changes between runs (time, addresses, unordered sets)"
+            )
+    return (
+        f"{_title(rank)} is not deterministic: two captures of it have {len(a.nodes)} and {len(b.nodes)} operations, or "
+        "different constants; remove what changes between runs (time, addresses, unordered sets)"
+    )

@@ -1,0 +1,83 @@
+"""Which line of the user's files an operation comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+
+import torch
+import typing_extensions
+
+import graphguard
+from graphguard.ir import Source
+
+_OURS = os.path.dirname(graphguard.__file__) + os.sep
+_HIDDEN = (
+    _OURS,
+    os.path.dirname(torch.__file__) + os.sep,
+    contextlib.__file__,
+    functools.__file__,
+    threading.__file__,
+    typing_extensions.__file__,
+    "<frozen ",
+    "<string>",
+    "<eval_with_key>",
+)
+_ENTRY = os.path.join(_OURS, "capture", "program.py")  # what called us is not the program's
+_BACKWARD_ENTRY = torch.autograd.graph._engine_run_backward.__code__
+
+
+def is_user_file(file: str) -> bool:
+    return not file.startswith(_HIDDEN)
+
+
+class SourceTracker:
+    """Forward operations have the nearest user frame. Backward ones have the line of the forward operation whose gradient
+    they compute, found by autograd's sequence number, unless they run in a `backward` (or recomputed forward) of the user.
+    Where no user code is involved, the last known line stands."""
+
+    def __init__(self) -> None:
+        self._by_sequence: dict[int, Source] = {}
+        self._interned: dict[tuple[str, int], Source] = {}
+        self._last: Source | None = None
+
+    def here(self) -> tuple[Source | None, bool]:
+        """The source of the operation being dispatched, and whether it belongs to a backward pass."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            source = self._nearest()
+        else:
+            source = self._nearest(stop_at_engine=True)
+            if source is None:
+                source = self._by_sequence.get(node._sequence_nr()) or self._nearest()
+                self._last = source or self._last
+                return self._last, True
+        if source is not None:
+            # autograd made its node for this operation just before it was dispatched
+            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = self._last = source
+        return self._last, node is not None
+
+    def expect_node(self) -> None:
+        """A custom function is about to make its autograd node: its backward belongs to the line that applies it."""
+        source = self._nearest()
+        if source is not None:
+            self._by_sequence[torch.autograd._get_sequence_nr()] = source
+
+    def _nearest(self, stop_at_engine: bool = False) -> Source | None:
+        frame = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            if (stop_at_engine and code is _BACKWARD_ENTRY) or code.co_filename == _ENTRY:
+                return None
+            if not code.co_filename.startswith(_HIDDEN):
+                key = (code.co_filename, frame.f_lineno)
+                source = self._interned.get(key)
+                if source is None:
+                    file = os.path.abspath(code.co_filename)
+                    source = self._interned[key] = Source(file, frame.f_lineno, code.co_name)
+                return source
+            frame = frame.f_back  # type: ignore[assignment]
+        return None

@@ -1,0 +1,5 @@
+"""`graphguard demo`."""
+
+
+def main() -> int:
+    return 0

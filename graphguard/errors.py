@@ -1,0 +1,45 @@
+"""What can go wrong, in words for the person who runs the tool. Each message is one sentence: what, where, what to do."""
+
+from __future__ import annotations
+
+
+class GraphGuardError(Exception):
+    """Base of everything that GraphGuard raises on purpose. The command line prints it and exits with code 2."""
+
+
+class UsageError(GraphGuardError):
+    """The call itself is off: an unknown input name, a placement that does not fit, a mesh of size zero."""
+
+
+class CaptureError(GraphGuardError):
+    """The program does something that has no exact graph, such as reading the value of an input."""
+
+    def located(self, where: str) -> CaptureError:
+        return CaptureError(f"{where}: {self}")
+
+
+class ProgramError(GraphGuardError):
+    """The user's program raised. Only the user's own frames are kept, as (file, line, function)."""
+
+    def __init__(self, message: str, frames: tuple[tuple[str, int, str], ...] = ()):
+        super().__init__(message)
+        self.frames = frames
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.frames)
+
+
+class GraphFormatError(GraphGuardError):
+    """A saved graph that cannot be loaded: damaged, hostile, or of another version."""
+
+
+class MalformedGraphError(GraphGuardError):
+    """A graph breaks a rule of well-formedness: a defect of GraphGuard, never of the user's program."""
+
+
+class ReplayError(GraphGuardError):
+    """A graph cannot be executed as asked."""
+
+
+class InternalError(GraphGuardError):
+    """A defect of GraphGuard itself; the message asks for a report."""

@@ -1,0 +1,214 @@
+"""All ranks together: which nodes of which ranks are one communication, and what is wrong if they do not fit.
+
+The ranks are played side by side. Starting communication never blocks; `dist.wait` blocks until every rank that takes part
+has started its share. Collectives of a group are matched in the order in which each rank starts them, messages in the order
+of their (sender, receiver, tag). When no rank can go on, the ranks that wait are the fault.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from graphguard.agreement import disagreement, inconsistency
+from graphguard.findings import Finding
+from graphguard.ir import Graph, Node, Source
+
+_MESSAGES = ("dist.send", "dist.recv")
+
+
+@dataclass
+class Match:
+    """One communication: a node of each rank of the group (of a message: sender first, then receiver)."""
+
+    id: int
+    op: str
+    group: tuple[int, ...]
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+    @property
+    def any_node(self) -> Node:
+        return self.nodes[self.group[0]]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.nodes) == len(self.group)
+
+
+@dataclass
+class Joint:
+    """The graphs of all ranks, and how their communication fits together. With findings, `matches` may be incomplete."""
+
+    graphs: Sequence[Graph]
+    matches: list[Match]
+    findings: list[Finding]
+    _by_node: dict[Node, Match] = field(default_factory=dict)
+
+    def match_of(self, rank: int, node: Node) -> Match:
+        return self._by_node[node]
+
+
+def join(graphs: Sequence[Graph]) -> Joint:
+    """Match the communication of all ranks. What does not fit becomes findings, the first fault first."""
+    return _Play(graphs).run()
+
+
+class _Stop(Exception):
+    """A fault after which the order of events means nothing."""
+
+    def __init__(self, finding: Finding):
+        super().__init__(finding.message)
+        self.finding = finding
+
+
+class _Rank:
+    """How far one rank has come."""
+
+    def __init__(self, graph: Graph):
+        self.nodes = [node for node in graph.nodes if node.communicates]
+        self.position = 0
+        self.open: dict[object, list[Match]] = defaultdict(list)
+
+    @property
+    def done(self) -> bool:
+        return self.position == len(self.nodes)
+
+    @property
+    def current(self) -> Node:
+        return self.nodes[self.position]
+
+    def waits_for(self) -> Match | None:
+        """The first unfinished communication that the current wait needs."""
+        if self.done or self.current.op != "dist.wait":
+            return None
+        return next((match for match in self.open[self.current.kwargs["work"]] if not match.complete), None)
+
+
+class _Play:
+    def __init__(self, graphs: Sequence[Graph]):
+        self.graphs = graphs
+        self.ranks = [_Rank(graph) for graph in graphs]
+        self.matches: list[Match] = []
+        self.by_node: dict[Node, Match] = {}
+        self.started: dict[object, int] = defaultdict(int)
+        self.collectives: dict[object, Match] = {}
+        self.messages: dict[object, deque[Match]] = defaultdict(deque)
+
+    def run(self) -> Joint:
+        findings = [finding for graph in self.graphs for finding in graph.findings]
+        try:
+            moved = True
+            while moved:
+                moved = sum(self._advance(rank) for rank in range(len(self.ranks))) > 0
+            findings += list(self._stuck()) or list(self._left_over())
+        except _Stop as stop:
+            findings.append(stop.finding)
+        return Joint(self.graphs, self.matches, findings, self.by_node)
+
+    def _advance(self, rank: int) -> bool:
+        """Play one rank until it has to wait."""
+        state, moved = self.ranks[rank], False
+        while not state.done and state.waits_for() is None:
+            if state.current.op != "dist.wait":
+                match = self._start(rank, state.current)
+                self.by_node[state.current] = match
+                state.open[state.current.kwargs["work"]].append(match)
+            state.position += 1
+            moved = True
+        return moved
+
+    def _start(self, rank: int, node: Node) -> Match:
+        group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
+        problem = inconsistency(group, node)
+        if problem is not None:
+            message = f"rank {rank} calls {node.op} at {node.source} with {problem}"
+            raise _Stop(Finding("collective-mismatch", message, (rank,), _sources(node)))
+        match = self._message(rank, node) if node.op in _MESSAGES else self._collective(rank, node)
+        match.nodes[rank] = node
+        if len(match.nodes) > 1:
+            self._require_agreement(match, rank)
+        return match
+
+    def _collective(self, rank: int, node: Node) -> Match:
+        group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
+        channel = (group, node.kwargs.get("channel", 0))
+        turn = self.started[channel, rank]
+        self.started[channel, rank] += 1
+        key = (channel, turn)
+        if key not in self.collectives:
+            self.collectives[key] = self._new_match(node.op, group)
+        return self.collectives[key]
+
+    def _message(self, rank: int, node: Node) -> Match:
+        peer: int = node.kwargs["peer"]  # type: ignore[assignment]
+        ends = (rank, peer) if node.op == "dist.send" else (peer, rank)
+        key = (ends, node.kwargs["tag"], node.kwargs["group"], node.kwargs.get("channel", 0))
+        waiting = self.messages[key]
+        if waiting and rank not in waiting[0].nodes:
+            return waiting.popleft()
+        waiting.append(self._new_match("dist.send", ends))
+        return waiting[-1]
+
+    def _new_match(self, op: str, group: tuple[int, ...]) -> Match:
+        match = Match(len(self.matches), op, group)
+        self.matches.append(match)
+        return match
+
+    def _require_agreement(self, match: Match, newcomer: int) -> None:
+        for rank, node in match.nodes.items():
+            if rank == newcomer:
+                continue
+            problem = disagreement(match.group, rank, node, newcomer, match.nodes[newcomer])
+            if problem is not None:
+                kind, text = problem
+                other = match.nodes[newcomer]
+                message = f"rank {rank} at {node.source} and rank {newcomer} at {other.source} disagree: {text}"
+                raise _Stop(Finding(kind, message, (rank, newcomer), _sources(node, other)))
+
+    # ------------------------------------------------------------------ what is left when nothing moves
+    def _stuck(self) -> Iterator[Finding]:
+        waiting = {rank: match for rank, state in enumerate(self.ranks) if (match := state.waits_for()) is not None}
+        if not waiting:
+            return
+        absent = {rank: [r for r in match.group if r not in match.nodes] for rank, match in waiting.items()}
+        finished = [(rank, r) for rank, missing in absent.items() for r in missing if self.ranks[r].done]
+        if finished:
+            yield self._never_joined(waiting[finished[0][0]], *finished[0])
+            return
+        cycle = _cycle(absent)
+        lines = [f"rank {r} waits in {waiting[r].nodes[r].op} at {waiting[r].nodes[r].source}" for r in cycle]
+        nodes = [waiting[r].nodes[r] for r in cycle]
+        yield Finding("deadlock", "ranks wait for each other: " + "; ".join(lines), tuple(cycle), _sources(*nodes))
+
+    def _left_over(self) -> Iterator[Finding]:
+        for match in self.matches:
+            if not match.complete:
+                present = next(iter(match.nodes))
+                missing = next(rank for rank in match.group if rank not in match.nodes)
+                yield self._never_joined(match, present, missing)
+
+    @staticmethod
+    def _never_joined(match: Match, present: int, missing: int) -> Finding:
+        node = match.nodes[present]
+        if node.op in _MESSAGES:
+            sends = node.op == "dist.send"
+            message = (
+                f"rank {present} {'sends to' if sends else 'receives from'} rank {missing} at {node.source}, "
+                f"but rank {missing} never {'receives' if sends else 'sends'} it"
+            )
+            return Finding("unmatched-message", message, (present, missing), _sources(node))
+        message = f"rank {present} calls {node.op} at {node.source}, but rank {missing} of its group never does"
+        return Finding("collective-mismatch", message, (present, missing), _sources(node))
+
+
+def _cycle(absent: dict[int, list[int]]) -> list[int]:
+    """Ranks that wait for each other, following for each the first rank that it waits for."""
+    path = [next(iter(absent))]
+    while (following := absent[path[-1]][0]) not in path:
+        path.append(following)
+    return path[path.index(following) :]
+
+
+def _sources(*nodes: Node) -> tuple[Source, ...]:
+    return tuple(node.source for node in nodes if node.source is not None)

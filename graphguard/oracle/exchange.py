@@ -1,0 +1,144 @@
+"""What each collective means: from the tensors that the ranks of a group put in to the tensors that they get out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce as fold
+
+import torch
+
+from graphguard.errors import ReplayError
+from graphguard.joint import Match
+
+Operands = Mapping[int, Sequence[torch.Tensor]]
+Results = dict[int, Sequence[torch.Tensor]]
+
+
+def exchange(match: Match, operands: Operands) -> Results:
+    """Results by rank, each list in the order of the node's outputs; shapes may still have to be folded."""
+    return _MEANINGS[match.op](match, operands)
+
+
+def _reduced(match: Match, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The reduction of one tensor per rank, given in group order."""
+    match match.any_node.kwargs["reduce"]:
+        case "sum":
+            return fold(torch.add, tensors)
+        case "avg":
+            return fold(torch.add, tensors) / len(tensors)
+        case "premul_sum":
+            factors = [match.nodes[rank].kwargs["factor"] for rank in match.group]
+            return fold(torch.add, [tensor * factor for tensor, factor in zip(tensors, factors, strict=True)])
+        case "product":
+            return fold(torch.mul, tensors)
+        case "min":
+            return fold(torch.minimum, tensors)
+        case "max":
+            return fold(torch.maximum, tensors)
+        case "band":
+            return fold(torch.bitwise_and, tensors)
+        case "bor":
+            return fold(torch.bitwise_or, tensors)
+        case "bxor":
+            return fold(torch.bitwise_xor, tensors)
+        case other:
+            raise ReplayError(f"unknown reduce operation {other!r}")
+
+
+def _in_group_order(match: Match, operands: Operands) -> list[Sequence[torch.Tensor]]:
+    return [operands[rank] for rank in match.group]
+
+
+def _all_reduce(match: Match, operands: Operands) -> Results:
+    total = _reduced(match, [tensors[0] for tensors in _in_group_order(match, operands)])
+    return {rank: [total] for rank in match.group}
+
+
+def _reduce(match: Match, operands: Operands) -> Results:
+    total = _reduced(match, [tensors[0] for tensors in _in_group_order(match, operands)])
+    root = match.any_node.kwargs["root"]
+    # On the other ranks the buffer is scratch memory, and what it holds afterwards depends on the backend.
+    return {rank: [total if rank == root else _unspecified(total)] for rank in match.group}
+
+
+def _unspecified(like: torch.Tensor) -> torch.Tensor:
+    if like.is_floating_point() or like.is_complex():
+        return torch.full_like(like, math.nan)
+    return torch.full_like(like, torch.iinfo(like.dtype).max // 2)
+
+
+def _all_gather(match: Match, operands: Operands) -> Results:
+    pieces = [tensors[0] for tensors in _in_group_order(match, operands)]
+    return dict.fromkeys(match.group, pieces)
+
+
+def _all_gather_into_tensor(match: Match, operands: Operands) -> Results:
+    joined = torch.cat([tensors[0].reshape(-1) for tensors in _in_group_order(match, operands)])
+    return {rank: [joined] for rank in match.group}
+
+
+def _reduce_scatter(match: Match, operands: Operands) -> Results:
+    lists = _in_group_order(match, operands)
+    return {rank: [_reduced(match, [pieces[i] for pieces in lists])] for i, rank in enumerate(match.group)}
+
+
+def _reduce_scatter_tensor(match: Match, operands: Operands) -> Results:
+    total = _reduced(match, [tensors[0].reshape(-1) for tensors in _in_group_order(match, operands)])
+    return {rank: [piece] for rank, piece in zip(match.group, total.chunk(len(match.group)), strict=True)}
+
+
+def _all_to_all(match: Match, operands: Operands) -> Results:
+    lists = _in_group_order(match, operands)
+    return {rank: [pieces[i] for pieces in lists] for i, rank in enumerate(match.group)}
+
+
+def _all_to_all_single(match: Match, operands: Operands) -> Results:
+    rows = []
+    for rank in match.group:
+        tensor = operands[rank][0]
+        splits = match.nodes[rank].kwargs["input_splits"]
+        rows.append(tensor.split(list(splits), 0))  # type: ignore[arg-type]
+    return {rank: [torch.cat([parts[i] for parts in rows])] for i, rank in enumerate(match.group)}
+
+
+def _broadcast(match: Match, operands: Operands) -> Results:
+    sent = operands[match.any_node.kwargs["root"]][0]  # type: ignore[index]
+    return {rank: [sent] for rank in match.group}
+
+
+def _gather(match: Match, operands: Operands) -> Results:
+    root = match.any_node.kwargs["root"]
+    pieces = [tensors[0] for tensors in _in_group_order(match, operands)]
+    return {rank: pieces if rank == root else [] for rank in match.group}
+
+
+def _scatter(match: Match, operands: Operands) -> Results:
+    sent = operands[match.any_node.kwargs["root"]]  # type: ignore[index]
+    return {rank: [piece] for rank, piece in zip(match.group, sent, strict=True)}
+
+
+def _message(match: Match, operands: Operands) -> Results:
+    sender, receiver = match.group
+    return {sender: [], receiver: [operands[sender][0]]}
+
+
+def _barrier(match: Match, operands: Operands) -> Results:
+    return {rank: [] for rank in match.group}
+
+
+_MEANINGS: dict[str, Callable[[Match, Operands], Results]] = {
+    "dist.all_reduce": _all_reduce,
+    "dist.reduce": _reduce,
+    "dist.all_gather": _all_gather,
+    "dist.all_gather_into_tensor": _all_gather_into_tensor,
+    "dist.reduce_scatter": _reduce_scatter,
+    "dist.reduce_scatter_tensor": _reduce_scatter_tensor,
+    "dist.all_to_all": _all_to_all,
+    "dist.all_to_all_single": _all_to_all_single,
+    "dist.broadcast": _broadcast,
+    "dist.gather": _gather,
+    "dist.scatter": _scatter,
+    "dist.send": _message,
+    "dist.barrier": _barrier,
+}

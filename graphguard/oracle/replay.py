@@ -1,0 +1,118 @@
+"""Runs captured graphs on given tensors: the sequential one alone, or all ranks in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from graphguard.aten.kernels import Kernels
+from graphguard.errors import ReplayError
+from graphguard.ir import Graph, Node, Value
+from graphguard.joint import Joint, Match
+from graphguard.oracle.exchange import exchange
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Run:
+    """The values of one graph while it runs, and after."""
+
+    def __init__(self, graph: Graph, inputs: Tensors, kernels: Kernels):
+        missing = [name for name in graph.inputs if name not in inputs]
+        if missing:
+            raise ReplayError(f"{graph.name}: no tensor is given for the input {missing[0]!r}")
+        self.graph, self.kernels, self.position = graph, kernels, 0
+        self.values: dict[Value, torch.Tensor] = {}
+        for name, value in graph.inputs.items():
+            given = kernels.cast(inputs[name].detach())
+            if tuple(given.shape) != value.shape:
+                raise ReplayError(f"{graph.name}: input {name!r} has shape {tuple(given.shape)}, not {value.shape}")
+            self.values[value] = given
+        for value, constant in graph.constants.items():
+            self.values[value] = kernels.tensor(constant)
+
+    def execute(self, node: Node) -> None:
+        try:
+            results = self.kernels.run(node, self.values.__getitem__)
+        except ReplayError:
+            raise
+        except Exception as error:
+            raise ReplayError(f"{self.graph.name}: {node} failed: {error}") from error
+        for value, result in zip(node.outputs, results, strict=False):
+            if tuple(result.shape) != value.shape:
+                raise ReplayError(f"{self.graph.name}: {node} gave shape {tuple(result.shape)}")
+            self.values[value] = result
+
+    def advance(self) -> Node | None:
+        """Run up to the next node that communicates, and return it unexecuted; None at the end, or when a value is needed
+        that other ranks have yet to send."""
+        nodes = self.graph.nodes
+        while self.position < len(nodes):
+            node = nodes[self.position]
+            if any(value not in self.values for value in node.operands()):
+                return None
+            self.position += 1
+            if node.communicates:
+                if node.op != "dist.wait":
+                    return node
+            else:
+                self.execute(node)
+        return None
+
+    def outputs(self) -> dict[str, torch.Tensor | None]:
+        return {path: None if value is None else self.values[value] for path, value in self.graph.outputs.items()}
+
+
+def replay(graph: Graph, inputs: Tensors, *, wide: bool = False) -> dict[str, torch.Tensor | None]:
+    """The outputs of a graph that does not communicate. `wide` runs all floats in float64."""
+    return run(graph, inputs, wide=wide).outputs()
+
+
+def run(graph: Graph, inputs: Tensors, *, wide: bool = False) -> Run:
+    state = Run(graph, inputs, Kernels(wide))
+    with torch.no_grad():
+        node = state.advance()
+    if node is not None:
+        raise ReplayError(f"{graph.name} communicates ({node}); replay all ranks together")
+    return state
+
+
+def replay_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False) -> list[dict[str, torch.Tensor | None]]:
+    """The outputs of every rank, with the collectives' real meaning."""
+    return [state.outputs() for state in run_joint(joint, inputs, wide=wide)]
+
+
+def run_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False) -> list[Run]:
+    states = [Run(graph, given, Kernels(wide)) for graph, given in zip(joint.graphs, inputs, strict=True)]
+    posted: dict[int, set[int]] = {}
+    with torch.no_grad():
+        running = list(range(len(states)))
+        while running:
+            moved = False
+            for rank in list(running):
+                for node in _until_stuck(states[rank]):
+                    moved = True
+                    match = joint.match_of(rank, node)
+                    ready = posted.setdefault(match.id, set())
+                    ready.add(rank)
+                    if len(ready) == len(match.nodes):
+                        _deliver(match, states)
+                if states[rank].position == len(states[rank].graph.nodes):
+                    running.remove(rank)
+                    moved = True
+            if not moved:
+                raise ReplayError(f"ranks {running} wait for values that never come")
+    return states
+
+
+def _until_stuck(state: Run) -> Iterator[Node]:
+    while (node := state.advance()) is not None:
+        yield node
+
+
+def _deliver(match: Match, states: Sequence[Run]) -> None:
+    operands = {rank: [states[rank].values[v] for v in node.operands()] for rank, node in match.nodes.items()}
+    for rank, results in exchange(match, operands).items():
+        for value, result in zip(match.nodes[rank].outputs, results, strict=True):
+            states[rank].values[value] = result.reshape(value.shape)

@@ -1,0 +1,137 @@
+"""The input relation: how each rank's inputs come from the sequential ones. Stated by placements or by plain torch code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+
+from graphguard.errors import UsageError
+from graphguard.ir import Mesh
+
+Coordinate = dict[str, int]
+Placements: TypeAlias = Placement | Mapping[str, Placement] | Sequence[Placement]
+Local = Callable[[torch.Tensor, Coordinate], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """One sequential input and its relation to the ranks' inputs.
+
+    shape: the full shape.
+    placement: one placement, `{axis: placement}`, or a tuple in mesh order.
+    low, high: bounds of the values, `low <= v < high`.
+    local: `fn(full, coord)`, any other layout in plain torch; traced, not run on data.
+    """
+
+    shape: tuple[int, ...]
+    placement: Placements
+    dtype: torch.dtype
+    low: float | None
+    high: float | None
+    local: Local | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        placement: Placements = Replicate(),  # noqa: B008 - a placement is a frozen value
+        dtype: torch.dtype = torch.float32,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        local: Local | None = None,
+    ):
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise UsageError(f"gg.Input: the shape {shape!r} is not a tuple of sizes")
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(f"gg.Input: {dtype!r} is not a dtype; write for example torch.int64")
+        if local is not None and not isinstance(placement, Replicate):
+            raise UsageError("gg.Input: give a placement or local=, not both")
+        if low is not None and high is not None and low >= high:
+            raise UsageError(f"gg.Input: no value v has {low} <= v < {high}")
+        fields = {"shape": sizes, "placement": placement, "dtype": dtype, "low": low, "high": high, "local": local}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+
+def mesh_of(mesh: Mapping[str, int] | int) -> Mesh:
+    """The mesh that the user wrote: `{axis: size}`, or a world size."""
+    axes = {"world": mesh} if isinstance(mesh, int) else dict(mesh)
+    if not axes:
+        raise UsageError("the mesh has no axes; write for example mesh={'tp': 4}")
+    for name, size in axes.items():
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
+            raise UsageError(f"the mesh must map axis names to sizes, not {name!r} to {size!r}")
+        if size < 1:
+            raise UsageError(f"mesh axis {name!r} has size {size}; every axis needs at least one rank")
+    return Mesh.of(axes)
+
+
+def placements_by_axis(name: str, placement: Placements, mesh: Mesh) -> dict[str, Placement]:
+    """One placement per mesh axis, checked."""
+    if isinstance(placement, Mapping):
+        unknown = [axis for axis in placement if axis not in mesh.names]
+        if unknown:
+            raise UsageError(f"input {name!r} is placed on the axis {unknown[0]!r}; the mesh has {list(mesh.names)}")
+        by_axis = {axis: placement.get(axis, Replicate()) for axis in mesh.names}
+    elif isinstance(placement, (tuple, list)):
+        if len(placement) != len(mesh.names):
+            raise UsageError(f"input {name!r} has {len(placement)} placements for {len(mesh.names)} mesh axes")
+        by_axis = dict(zip(mesh.names, placement, strict=True))
+    else:
+        if len(mesh.names) > 1 and not isinstance(placement, Replicate):
+            raise UsageError(
+                f"input {name!r}: on a mesh of several axes write {{axis: placement}} or one placement per axis, "
+                f"not {placement}"
+            )
+        by_axis = dict.fromkeys(mesh.names, placement)
+    for axis, item in by_axis.items():
+        if type(item) not in (Replicate, Shard, Partial):
+            raise UsageError(f"input {name!r} has {item!r} on axis {axis!r}; use Replicate(), Shard(dim) or Partial()")
+    return by_axis
+
+
+def check_placements(name: str, spec: Input, mesh: Mesh) -> None:
+    for placement in placements_by_axis(name, spec.placement, mesh).values():
+        if isinstance(placement, Shard) and not -len(spec.shape) <= placement.dim < len(spec.shape):
+            raise UsageError(f"input {name!r}: Shard({placement.dim}) names a dim that its shape {spec.shape} does not have")
+        if isinstance(placement, Partial) and placement.reduce_op != "sum":
+            raise UsageError(f"input {name!r}: an input may be a Partial sum only, not {placement.reduce_op!r}")
+
+
+def localise(
+    name: str,
+    full: torch.Tensor,
+    spec: Input,
+    mesh: Mesh,
+    coordinate: Coordinate,
+    part: Callable[[torch.Tensor, str, int, int], torch.Tensor],
+) -> torch.Tensor:
+    """A rank's input. `part(tensor, key, index, count)` gives one of `count` summands; equal keys give the same summands."""
+    if spec.local is not None:
+        local: Any = spec.local(full, dict(coordinate))
+        if not isinstance(local, torch.Tensor):
+            raise UsageError(f"input {name!r}: local= returned {type(local).__name__}, not a tensor")
+        return local
+    tensor, key = full, name
+    for axis, placement in placements_by_axis(name, spec.placement, mesh).items():
+        index, count = coordinate[axis], dict(mesh.axes)[axis]
+        if isinstance(placement, Shard):
+            tensor = chunk(tensor, placement.dim, index, count)
+        elif isinstance(placement, Partial):
+            tensor = part(tensor, f"{key}/{axis}", index, count)
+        if not isinstance(placement, Replicate):
+            key = f"{key}/{axis}={index}"
+    return tensor
+
+
+def chunk(tensor: torch.Tensor, dim: int, index: int, count: int) -> torch.Tensor:
+    """torch.chunk's pieces; ranks beyond the last piece have an empty one, as DTensor's have."""
+    size = tensor.shape[dim]
+    step = -(-size // count)
+    start = min(index * step, size)
+    return tensor.narrow(dim, start, min(step, size - start))

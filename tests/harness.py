@@ -1,0 +1,198 @@
+"""What the tests share: random inputs, eager runs, and real ranks over gloo."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+
+from graphguard.capture.program import FunctionProgram, path_name
+from graphguard.capture.session import Captured, Subject, capture, capture_sequential
+from graphguard.ir import Graph
+from graphguard.oracle.replay import replay, replay_joint
+from graphguard.relation import Input, mesh_of
+
+Tensors = dict[str, torch.Tensor]
+Outputs = dict[str, torch.Tensor | None]
+# One switch runs the capture tests a second time without the memory of output shapes.
+USE_CACHE = os.environ.get("GRAPHGUARD_TEST_SHAPE_CACHE", "on") != "off"
+
+
+def random_inputs(inputs: Mapping[str, Input], seed: int = 0, high: int = 8) -> Tensors:
+    """Random tensors of the inputs' shapes and dtypes."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name, spec in inputs.items():
+        if spec.dtype == torch.bool:
+            made[name] = torch.rand(spec.shape, generator=generator) < 0.5
+        elif spec.dtype.is_floating_point or spec.dtype.is_complex:
+            made[name] = torch.randn(spec.shape, generator=generator, dtype=spec.dtype)
+        else:
+            made[name] = torch.randint(0, int(spec.high or high), spec.shape, generator=generator, dtype=spec.dtype)
+    return made
+
+
+def flat(outputs: Any) -> Outputs:
+    """Outputs by path, as a graph names them, with plain local tensors."""
+    leaves, _ = pytree.tree_flatten_with_path(outputs)
+    return {path_name(path): _plain(leaf) for path, leaf in leaves} if outputs is not None else {}
+
+
+def _plain(leaf: Any) -> torch.Tensor | None:
+    if leaf is None:
+        return None
+    leaf = leaf.to_local() if hasattr(leaf, "to_local") else leaf
+    leaf = leaf.wait() if hasattr(leaf, "wait") else leaf
+    return torch.as_tensor(leaf).detach().clone()
+
+
+def copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+# ---------------------------------------------------------------------- sequential programs
+def capture_one(function: Callable[..., Any], inputs: Mapping[str, Input]) -> Graph:
+    return capture_sequential(FunctionProgram(function, "sequential"), inputs, use_cache=USE_CACHE)
+
+
+def assert_replays_as_eager(function: Callable[..., Any], inputs: Mapping[str, Input], **random: Any) -> Graph:
+    """Capture, replay, and compare with plain execution, bit for bit."""
+    graph = capture_one(function, inputs)
+    given = random_inputs(inputs, **random)
+    torch.manual_seed(1)
+    expected = flat(function(**copies(given)))
+    torch.manual_seed(1)
+    assert_same(replay(graph, given), expected, exactly=True)
+    return graph
+
+
+def assert_same(got: Mapping[str, Any], expected: Mapping[str, Any], *, exactly: bool = False, who: str = "") -> None:
+    assert list(got) == list(expected), f"{who}: outputs {list(got)}, expected {list(expected)}"
+    for path, want in expected.items():
+        have = got[path]
+        assert (have is None) == (want is None), f"{who}: {path} is {have}, expected {want}"
+        if want is None:
+            continue
+        assert have.dtype == want.dtype and have.shape == want.shape, f"{who}: {path} is {have.dtype} {tuple(have.shape)}"
+        if exactly:
+            assert torch.equal(have, want) or _equal_with_nans(have, want), f"{who}: {path} differs"
+        else:
+            tolerance = 1e-12 if want.dtype in (torch.float64, torch.complex128) else 1e-5
+            torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance, msg=lambda text: f"{who}: {path}: {text}")
+
+
+def _equal_with_nans(have: torch.Tensor, want: torch.Tensor) -> bool:
+    return have.is_floating_point() and torch.equal(have.nan_to_num(7.25), want.nan_to_num(7.25))
+
+
+# ---------------------------------------------------------------------- ranks
+def capture_both(
+    sequential: Callable[..., Any],
+    distributed: Callable[..., Any],
+    mesh: Mapping[str, int] | int,
+    inputs: Mapping[str, Input],
+    local_inputs: Any = None,
+) -> Captured:
+    programs = FunctionProgram(sequential, "sequential"), FunctionProgram(distributed, "distributed")
+    return capture(Subject(*programs, mesh_of(mesh), inputs, local_inputs), use_cache=USE_CACHE)
+
+
+def capture_ranks(distributed: Callable[..., Any], mesh: Mapping[str, int] | int, inputs: Mapping[str, Input]) -> Captured:
+    """Capture a distributed program alone; the sequential one only passes its inputs through."""
+    return capture_both(lambda **given: dict(given), distributed, mesh, inputs)
+
+
+def rank_inputs(captured: Captured, full: Tensors) -> list[Tensors]:
+    """Every rank's inputs, by the captured input relation."""
+    return [replay(relation, full) for relation in captured.relations]  # type: ignore[misc]
+
+
+def assert_replays_as_gloo(
+    distributed: Callable[..., Any], mesh: Mapping[str, int] | int, inputs: Mapping[str, Input], **random: Any
+) -> Captured:
+    """Capture every rank, replay them jointly, and compare with real processes over gloo."""
+    captured = capture_ranks(distributed, mesh, inputs)
+    assert not captured.joint.findings, captured.joint.findings
+    full = random_inputs(inputs, **random)
+    mine = rank_inputs(captured, full)
+    expected = run_on_gloo(distributed, mesh, mine)
+    got = replay_joint(captured.joint, mine)
+    for rank, (have, want) in enumerate(zip(got, expected, strict=True)):
+        assert_same(have, want, who=f"rank {rank}")
+    return captured
+
+
+def run_on_gloo(
+    function: Callable[..., Any], mesh: Mapping[str, int] | int, inputs: list[Tensors], seconds: int = 60
+) -> list[Outputs]:
+    """Run a distributed program on real processes (forked, over gloo on loopback), and return every rank's outputs."""
+    axes = mesh_of(mesh)
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(axes.size):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                pid = os.fork()
+            if pid == 0:
+                _rank_process(function, axes, rank, inputs[rank], folder, seconds)
+            children.append(pid)
+        _wait_for(children, time.monotonic() + seconds)
+        results = []
+        for rank in range(axes.size):
+            path = f"{folder}/result{rank}"
+            assert os.path.exists(path), f"rank {rank} gave no result within {seconds} s"
+            with open(path, "rb") as file:
+                result = pickle.load(file)
+            assert not isinstance(result, str), f"rank {rank} failed:\n{result}"
+            results.append(result)
+        return results
+
+
+def _wait_for(children: list[int], deadline: float) -> None:
+    alive = set(children)
+    while alive and time.monotonic() < deadline:
+        for pid in list(alive):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                alive.remove(pid)
+        time.sleep(0.01)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _rank_process(function: Any, axes: Any, rank: int, inputs: Tensors, folder: str, seconds: int) -> None:
+    try:
+        torch.set_num_threads(1)
+        os.environ.update(
+            GLOO_SOCKET_IFNAME="lo", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(axes.size), MASTER_ADDR="127.0.0.1"
+        )
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=axes.size,
+            timeout=datetime.timedelta(seconds=seconds),
+        )
+        mesh = dist.init_device_mesh("cpu", axes.shape, mesh_dim_names=axes.names)
+        given: dict[str, Any] = {name: tensor.clone().contiguous() for name, tensor in inputs.items()}
+        if "mesh" in function.__code__.co_varnames[: function.__code__.co_argcount]:
+            given["mesh"] = mesh
+        result: Any = flat(function(**given))
+        dist.barrier()
+    except BaseException:
+        result = traceback.format_exc()
+    with open(f"{folder}/result{rank}.part", "wb") as file:
+        pickle.dump(result, file)
+    os.rename(f"{folder}/result{rank}.part", f"{folder}/result{rank}")
+    os._exit(0)
