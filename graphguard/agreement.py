@@ -13,8 +13,8 @@ def disagreement(group: tuple[int, ...], rank: int, node: Node, other: int, its:
     """The kind of finding and its words, or None where the two ranks agree."""
     if {node.op, its.op} == {"dist.send", "dist.recv"}:
         text = _message(node, its)
-    elif node.op != its.op:
-        text = f"{node.op} against {its.op}"
+    elif called(node) != called(its):
+        text = f"{called(node)} against {called(its)}"
     else:
         text = _attributes(node, its)
         if text is None and node.op in _RULES:
@@ -22,37 +22,53 @@ def disagreement(group: tuple[int, ...], rank: int, node: Node, other: int, its:
             text = _RULES[node.op](*sides) or _RULES[node.op](*reversed(sides))
     if text is not None:
         return "collective-mismatch", text
-    if node.kwargs.get("strides") != its.kwargs.get("strides") and node.op not in ("dist.send", "dist.recv"):
+    if node.kwargs.get("strides") != its.kwargs.get("strides") or ("strides" in node.kwargs and _shape(node) != _shape(its)):
         return "strided-buffer", "the memory of their tensors is laid out differently; use `.contiguous()`"
     return None
 
 
-def inconsistency(group: tuple[int, ...], node: Node) -> str | None:
+def _shape(node: Node) -> tuple[int, ...]:
+    """The shape of the buffer of an elementwise communication."""
+    return node.outputs[0].shape if node.outputs else next(node.operands()).shape
+
+
+def called(node: Node) -> str:
+    """What the program called: object collectives are barriers in the graph."""
+    return str(node.kwargs.get("objects", node.op))
+
+
+def inconsistency(group: tuple[int, ...], rank: int, node: Node) -> str | None:
     """What is wrong with one rank's call in itself, whatever the others do."""
     count, inputs, outputs = len(group), list(node.operands()), node.outputs
     match node.op:
         case "dist.all_gather" if len(outputs) != count:
             return f"{len(outputs)} output tensors for {count} ranks"
-        case "dist.all_gather_into_tensor" if outputs[0].numel != count * inputs[0].numel:
+        case "dist.all_gather_into_tensor" if not _is_times(outputs[0], count, inputs[0]):
             return f"{inputs[0].type} from each of {count} ranks does not fill {outputs[0].type}"
         case "dist.reduce_scatter" if len(inputs) != count:
             return f"{len(inputs)} input tensors for {count} ranks"
-        case "dist.reduce_scatter_tensor" if inputs[0].numel != count * outputs[0].numel:
+        case "dist.reduce_scatter_tensor" if not _is_times(inputs[0], count, outputs[0]):
             return f"{inputs[0].type} is not {count} times {outputs[0].type}"
         case "dist.all_to_all" if len(inputs) != count or len(outputs) != count:
             return f"{len(inputs)} input and {len(outputs)} output tensors for {count} ranks"
-        case "dist.all_to_all_single":
-            return _splits("input", inputs[0], node, count) or _splits("output", outputs[0], node, count)
+        case "dist.all_to_all_single" if text := _splits("input", node, count) or _splits("output", node, count):
+            return text
         case "dist.gather" if outputs and len(outputs) != count:
             return f"{len(outputs)} output tensors for {count} ranks"
         case "dist.scatter" if inputs and len(inputs) != count:
             return f"{len(inputs)} input tensors for {count} ranks"
-    return None
+    own = (group.index(rank), node)
+    return _RULES[node.op](own, own) if node.op in _RULES else None  # what a rank sends to itself
 
 
-def _splits(side: str, tensor: Value, node: Node, count: int) -> str | None:
+def _is_times(whole: Value, count: int, part: Value) -> bool:
+    return whole.dtype == part.dtype and whole.numel == count * part.numel
+
+
+def _splits(side: str, node: Node, count: int) -> str | None:
+    tensor = next(node.operands()) if side == "input" else node.outputs[0]
     splits: tuple[int, ...] = node.kwargs[f"{side}_splits"]  # type: ignore[assignment]
-    if len(splits) != count or sum(splits) != tensor.shape[0]:
+    if len(splits) != count or not tensor.shape or sum(splits) != tensor.shape[0]:
         return f"{side} splits {list(splits)} do not cut {tensor.type} into {count} parts"
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, overload
 
-from graphguard.errors import ProgramError, UsageError
+from graphguard.errors import GraphGuardError, ProgramError, UsageError
 
 VERDICTS = ("verified", "refuted", "unproven")
 _MARK = "__graphguard_expect__"
@@ -23,6 +23,15 @@ class Check:
     file: str
     function: Callable[[], Any]
     expect: str
+
+    def run(self) -> Any:
+        """What the check returns; what it raises becomes one sentence."""
+        try:
+            return self.function()
+        except GraphGuardError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _raised(error, self.file, f"the check {self.name}") from None
 
 
 @overload
@@ -63,9 +72,14 @@ def find_checks(target: str) -> list[Check]:
 
 
 def _load(file: str) -> ModuleType:
-    """Import a file by its path, as the module of its name, with its own folder importable."""
+    """Import a file by its path, as the module of its name, with its own folder importable. A name that is taken (by the
+    standard library, or by a file of another folder) gets a number: other modules must not lose theirs."""
     path = os.path.abspath(file)
-    name = os.path.splitext(os.path.basename(path))[0]
+    stem = name = os.path.splitext(os.path.basename(path))[0]
+    count = 1
+    while name in sys.modules and getattr(sys.modules[name], "__file__", None) != path:
+        count += 1
+        name = f"{stem}_{count}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file} is not a Python file")
@@ -75,12 +89,24 @@ def _load(file: str) -> ModuleType:
         sys.path.insert(0, os.path.dirname(path))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        frames = tuple(
-            (frame.filename, frame.lineno or 0, frame.name)
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == path
-        )
-        where = f"{file}:{frames[-1][1]}" if frames else file
-        raise ProgramError(f"{where}: importing the file raised {type(error).__name__}: {error}", frames) from None
+    except GraphGuardError:
+        del sys.modules[name]
+        raise
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _raised(error, file, "importing the file") from None
     return module
+
+
+def _raised(error: BaseException, file: str, who: str) -> ProgramError:
+    """The error with the file's own frames."""
+    frames = tuple(
+        (frame.filename, frame.lineno or 0, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == os.path.abspath(file)
+    )
+    where = f"{file}:{frames[-1][1]}" if frames else file
+    if isinstance(error, SystemExit):
+        return ProgramError(f"{where}: {who} called sys.exit()", frames)
+    text = str(error).strip().split("\n")[0]
+    return ProgramError(f"{where}: {who} raised {type(error).__name__}: {text}", frames)

@@ -94,7 +94,7 @@ def _job(target: str) -> Job:
     if len(checks) > 1:
         raise UsageError(f"{target} has {len(checks)} checks; choose one: {', '.join(f'::{c.name}' for c in checks)}")
     with collecting() as jobs:
-        checks[0].function()
+        checks[0].run()
     if len(jobs) != 1:
         raise UsageError(f"the check {checks[0].name} calls verify {len(jobs)} times; it must call it once")
     return jobs[0]
@@ -115,4 +115,7 @@ def main(args: list[str] | None = None) -> Any:
         if isinstance(error, ProgramError):
             for file, line, function in error.frames:
                 print(f'  File "{file}", line {line}, in {function}', file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        print(f"error: {type(error).__name__} in GraphGuard itself: {error}; please report it", file=sys.stderr)
         sys.exit(2)

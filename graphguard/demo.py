@@ -60,7 +60,7 @@ def _replay(captured: Captured) -> None:
     """Run both programs on random numbers: a graph that cannot be executed would be a defect of ours."""
     full = {name: torch.randn(value.shape) for name, value in captured.sequential.inputs.items()}
     replay(captured.sequential, full, wide=True)
-    replay_joint(captured.joint, [replay(relation, full) for relation in captured.relations], wide=True)  # type: ignore[misc]
+    replay_joint(captured.joint, [replay(relation, full) for relation in captured.relations], wide=True)
 
 
 def _table(rows: list[Row]) -> Table:

@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from graphguard.errors import GraphFormatError, MalformedGraphError
@@ -119,34 +118,43 @@ class _Reader:
         assert isinstance(plain, dict)
         if plain.get("version") != VERSION:
             raise GraphFormatError(f"graph file of version {plain.get('version')!r}; this GraphGuard reads version {VERSION}")
-        self._sources = [self._source(item) for item in plain["sources"]]
+        self._sources = [self._source(item) for item in self._list(plain["sources"], "sources")]
         graph = Graph(self._text(plain["name"]))
         graph.rank = None if plain["rank"] is None else self._natural(plain["rank"])
         if plain["mesh"] is not None:
-            graph.mesh = Mesh(tuple((self._text(name), self._natural(size)) for name, size in plain["mesh"]))
-        graph.assumptions = tuple(self._text(item) for item in plain["assumptions"])
+            axes = self._list(plain["mesh"], "mesh axes")
+            graph.mesh = Mesh(tuple((self._text(name), self._natural(size)) for name, size in axes))
+        graph.assumptions = tuple(self._text(item) for item in self._list(plain["assumptions"], "assumptions"))
         graph.inputs = {self._text(name): self._value(item) for name, item in plain["inputs"].items()}
-        for *value, data in plain["constants"]:
+        for *value, data in self._list(plain["constants"], "constants"):
             defined = self._value(value)
             graph.constants[defined] = self._constant(defined, data)
-        graph.nodes = [self._node(item) for item in plain["nodes"]]
+        graph.nodes = [self._node(item) for item in self._list(plain["nodes"], "nodes")]
         graph.outputs = {self._text(path): None if id is None else self._known(id) for path, id in plain["outputs"].items()}
         graph.layouts = {self._text(path): self._layout(item) for path, item in plain["layouts"].items()}
-        graph.findings = [self._finding(item) for item in plain["findings"]]
+        graph.findings = [self._finding(item) for item in self._list(plain["findings"], "findings")]
         return graph
 
     @staticmethod
     def _text(item: object) -> str:
         _expect(isinstance(item, str), f"a text is {type(item).__name__}")
-        return item  # type: ignore[return-value]
+        assert isinstance(item, str)
+        if not item.isascii():
+            _expect(not any("\ud800" <= character <= "\udfff" for character in item), "a text that is not Unicode")
+        return item
 
     @staticmethod
     def _natural(item: object) -> int:
         _expect(type(item) is int and item >= 0, f"{item!r} is not a natural number")
         return item  # type: ignore[return-value]
 
-    def _naturals(self, items: Iterable[object]) -> tuple[int, ...]:
-        return tuple([self._natural(item) for item in items])
+    def _naturals(self, items: object) -> tuple[int, ...]:
+        return tuple([self._natural(item) for item in self._list(items, "numbers")])
+
+    @staticmethod
+    def _list(items: object, what: str) -> list[Any]:
+        _expect(isinstance(items, list), f"the {what} are no list")
+        return items  # type: ignore[return-value]
 
     def _source(self, item: Any) -> Source:
         file, line, function = item
@@ -176,10 +184,10 @@ class _Reader:
             self._text(op),
             tuple([self._arg(arg) for arg in args]),
             {self._text(name): self._arg(arg) for name, arg in kwargs.items()},
-            tuple([self._value(value) for value in outputs]),
+            tuple([self._value(value) for value in self._list(outputs, f"outputs of {op!r}")]),
             None if source is None else self._sources[self._natural(source)],
             backward,
-            tuple([self._text(name) for name in writes]),
+            tuple([self._text(name) for name in self._list(writes, f"writes of {op!r}")]),
         )
 
     def _arg(self, item: Any, depth: int = 0) -> Arg:
@@ -188,7 +196,7 @@ class _Reader:
             return tuple([self._arg(part, depth + 1) for part in item])
         if not isinstance(item, dict):
             _expect(item is None or isinstance(item, (bool, int, float, str)), "an argument of an unknown kind")
-            return item  # type: ignore[no-any-return]
+            return self._text(item) if isinstance(item, str) else item
         _expect(len(item) == 1, "an argument of an unknown kind")
         ((tag, content),) = item.items()
         match tag:
@@ -210,11 +218,11 @@ class _Reader:
             self._naturals(shape),
             self._naturals(mesh_shape),
             self._naturals(mesh_ranks),
-            tuple(self._text(placement) for placement in placements),
+            tuple(self._text(placement) for placement in self._list(placements, "placements")),
         )
 
     def _finding(self, item: Any) -> Finding:
         kind, message, ranks, sources = item
         _expect(kind in KINDS, f"{kind!r} is not a kind of finding")
-        located = tuple(self._sources[self._natural(index)] for index in sources)
+        located = tuple(self._sources[index] for index in self._naturals(sources))
         return Finding(kind, self._text(message), self._naturals(ranks), located)

@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from graphguard.findings import Finding
@@ -76,11 +76,11 @@ class Source(NamedTuple):
     @property
     def short_file(self) -> str:
         """The path below the working folder; for a file elsewhere, its folder and its name."""
-        relative = os.path.relpath(self.file)
+        relative = os.path.relpath(self.file) if self.file else ""
         return relative if not relative.startswith("..") else os.path.join(*self.file.split(os.sep)[-2:])
 
 
-Arg: TypeAlias = Union[Value, Symbol, bool, int, float, complex, str, tuple["Arg", ...], None]  # a recursive union
+Arg: TypeAlias = Value | Symbol | bool | int | float | complex | str | tuple["Arg", ...] | None  # a recursive union
 
 
 class Node:

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from graphguard.agreement import disagreement, inconsistency
+from graphguard.agreement import called, disagreement, inconsistency
 from graphguard.findings import Finding
 from graphguard.ir import Graph, Node, Source
 
@@ -120,9 +120,9 @@ class _Play:
 
     def _start(self, rank: int, node: Node) -> Match:
         group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
-        problem = inconsistency(group, node)
+        problem = inconsistency(group, rank, node)
         if problem is not None:
-            message = f"rank {rank} calls {node.op} at {node.source} with {problem}"
+            message = f"rank {rank} calls {node.op} at {node.source}: {problem}"
             raise _Stop(Finding("collective-mismatch", message, (rank,), _sources(node)))
         match = self._message(rank, node) if node.op in _MESSAGES else self._collective(rank, node)
         match.nodes[rank] = node
@@ -177,7 +177,7 @@ class _Play:
             yield self._never_joined(waiting[finished[0][0]], *finished[0])
             return
         cycle = _cycle(absent)
-        lines = [f"rank {r} waits in {waiting[r].nodes[r].op} at {waiting[r].nodes[r].source}" for r in cycle]
+        lines = [f"rank {r} waits in {called(waiting[r].nodes[r])} at {waiting[r].nodes[r].source}" for r in cycle]
         nodes = [waiting[r].nodes[r] for r in cycle]
         yield Finding("deadlock", "ranks wait for each other: " + "; ".join(lines), tuple(cycle), _sources(*nodes))
 
@@ -198,7 +198,7 @@ class _Play:
                 f"but rank {missing} never {'receives' if sends else 'sends'} it"
             )
             return Finding("unmatched-message", message, (present, missing), _sources(node))
-        message = f"rank {present} calls {node.op} at {node.source}, but rank {missing} of its group never does"
+        message = f"rank {present} calls {called(node)} at {node.source}, but rank {missing} of its group never does"
         return Finding("collective-mismatch", message, (present, missing), _sources(node))
 
 

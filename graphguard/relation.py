@@ -44,11 +44,15 @@ class Input:
         high: float | None = None,
         local: Local | None = None,
     ):
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else (None,)
+        if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
             raise UsageError(f"gg.Input: the shape {shape!r} is not a tuple of sizes")
+        if isinstance(placement, torch.dtype):
+            raise UsageError(f"gg.Input: {placement} is given as the placement; write dtype={placement}")
         if not isinstance(dtype, torch.dtype):
             raise UsageError(f"gg.Input: {dtype!r} is not a dtype; write for example torch.int64")
+        if local is not None and not callable(local):
+            raise UsageError(f"gg.Input: local= is {type(local).__name__}, not a function of (full, coord)")
         if local is not None and not isinstance(placement, Replicate):
             raise UsageError("gg.Input: give a placement or local=, not both")
         if low is not None and high is not None and low >= high:
@@ -60,6 +64,8 @@ class Input:
 
 def mesh_of(mesh: Mapping[str, int] | int) -> Mesh:
     """The mesh that the user wrote: `{axis: size}`, or a world size."""
+    if not isinstance(mesh, (int, Mapping)):
+        raise UsageError(f"the mesh is {mesh!r}; write {{axis: size}}, or the number of ranks")
     axes = {"world": mesh} if isinstance(mesh, int) else dict(mesh)
     if not axes:
         raise UsageError("the mesh has no axes; write for example mesh={'tp': 4}")
@@ -86,7 +92,7 @@ def placements_by_axis(name: str, placement: Placements, mesh: Mesh) -> dict[str
         if len(mesh.names) > 1 and not isinstance(placement, Replicate):
             raise UsageError(
                 f"input {name!r}: on a mesh of several axes write {{axis: placement}} or one placement per axis, "
-                f"not {placement}"
+                f"not {placement!r}"
             )
         by_axis = dict.fromkeys(mesh.names, placement)
     for axis, item in by_axis.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
@@ -61,6 +63,16 @@ def copies(tensors: Tensors) -> Tensors:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+def filled(module: Any, weights: torch.Tensor) -> Any:
+    """The module with its parameters read from one flat tensor, so that programs take their weights as an input."""
+    start = 0
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(weights[start : start + parameter.numel()].view(parameter.shape))
+            start += parameter.numel()
+    return module
+
+
 # ---------------------------------------------------------------------- sequential programs
 def capture_one(function: Callable[..., Any], inputs: Mapping[str, Input]) -> Graph:
     return capture_sequential(FunctionProgram(function, "sequential"), inputs, use_cache=USE_CACHE)
@@ -77,7 +89,9 @@ def assert_replays_as_eager(function: Callable[..., Any], inputs: Mapping[str, I
     return graph
 
 
-def assert_same(got: Mapping[str, Any], expected: Mapping[str, Any], *, exactly: bool = False, who: str = "") -> None:
+def assert_same(
+    got: Mapping[str, Any], expected: Mapping[str, Any], *, exactly: bool = False, tolerance: float | None = None, who: str = ""
+) -> None:
     assert list(got) == list(expected), f"{who}: outputs {list(got)}, expected {list(expected)}"
     for path, want in expected.items():
         have = got[path]
@@ -88,8 +102,8 @@ def assert_same(got: Mapping[str, Any], expected: Mapping[str, Any], *, exactly:
         if exactly:
             assert torch.equal(have, want) or _equal_with_nans(have, want), f"{who}: {path} differs"
         else:
-            tolerance = 1e-12 if want.dtype in (torch.float64, torch.complex128) else 1e-5
-            torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance, msg=lambda text: f"{who}: {path}: {text}")
+            limit = tolerance or (1e-12 if want.dtype in (torch.float64, torch.complex128) else 1e-5)
+            torch.testing.assert_close(have, want, rtol=limit, atol=limit, msg=lambda text: f"{who}: {path}: {text}")
 
 
 def _equal_with_nans(have: torch.Tensor, want: torch.Tensor) -> bool:
@@ -119,7 +133,12 @@ def rank_inputs(captured: Captured, full: Tensors) -> list[Tensors]:
 
 
 def assert_replays_as_gloo(
-    distributed: Callable[..., Any], mesh: Mapping[str, int] | int, inputs: Mapping[str, Input], **random: Any
+    distributed: Callable[..., Any],
+    mesh: Mapping[str, int] | int,
+    inputs: Mapping[str, Input],
+    *,
+    tolerance: float | None = None,
+    **random: Any,
 ) -> Captured:
     """Capture every rank, replay them jointly, and compare with real processes over gloo."""
     captured = capture_ranks(distributed, mesh, inputs)
@@ -129,8 +148,20 @@ def assert_replays_as_gloo(
     expected = run_on_gloo(distributed, mesh, mine)
     got = replay_joint(captured.joint, mine)
     for rank, (have, want) in enumerate(zip(got, expected, strict=True)):
-        assert_same(have, want, who=f"rank {rank}")
+        assert_same(have, want, tolerance=tolerance, who=f"rank {rank}")
     return captured
+
+
+def assert_means(
+    program: Callable[..., Any], size: int, inputs: Mapping[str, Input], meaning: Callable[..., Any], exactly: bool = False
+) -> None:
+    """Replay, and compare with `meaning(each input of all ranks)`: every rank's output, computed by hand."""
+    captured = capture_ranks(program, size, inputs)
+    assert not captured.joint.findings, captured.joint.findings
+    mine = rank_inputs(captured, random_inputs(inputs))
+    expected = meaning(*[[given[name] for given in mine] for name in inputs])
+    for rank, (have, want) in enumerate(zip(replay_joint(captured.joint, mine), expected, strict=True)):
+        assert_same(have, {} if want is None else {"out": want}, exactly=exactly, who=f"rank {rank}")
 
 
 def run_on_gloo(
@@ -196,3 +227,16 @@ def _rank_process(function: Any, axes: Any, rank: int, inputs: Tensors, folder: 
         pickle.dump(result, file)
     os.rename(f"{folder}/result{rank}.part", f"{folder}/result{rank}")
     os._exit(0)
+
+
+# ---------------------------------------------------------------------- tables of programs
+def named(*functions: Callable[..., Any]) -> Any:
+    """Parametrise a test by programs, each case named as its function."""
+    return pytest.mark.parametrize("program", functions, ids=lambda function: function.__name__)
+
+
+def marked(program: Callable[..., Any], marks: str) -> list[int]:
+    """The lines of a function that end in `# <mark>`, in the order of the marks."""
+    lines, first = inspect.getsourcelines(program)
+    found = {text.rsplit("# ", 1)[1].strip(): first + number for number, text in enumerate(lines) if "# " in text}
+    return [found[mark] for mark in marks]

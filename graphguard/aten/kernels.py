@@ -14,7 +14,9 @@ from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator, o
 from graphguard.errors import ReplayError
 from graphguard.ir import Arg, Constant, Node, Symbol, Value
 
+_numpy = torch.Tensor.numpy  # a capture replaces the method by one that asks the graph
 Lookup = Callable[[Value], torch.Tensor]
+_DEFAULTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WIDE = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
     **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
@@ -23,6 +25,9 @@ _UNINITIALISED = ("aten.empty.", "aten.empty_like.", "aten.empty_strided.", "ate
                   "aten.new_empty_strided.")  # fmt: skip
 _RESHAPES = {"aten.view.default", "aten._unsafe_view.default"}
 _MEMORY_ORDER = {"aten.as_strided.default", "aten.as_strided_scatter.default"}
+_ROWS = {"aten.view.dtype", "aten.view_as_complex.default"}  # they need the last dim to be dense, as it was in the program
+_LAZY = {"aten._conj.default", "aten._neg_view.default"}
+_BATCH_NORM = "aten.native_batch_norm.default"
 _HALF_TO_FLOAT = {"aten._softmax.default", "aten._log_softmax.default"}
 # Never executed, whatever a graph says: they reach outside the process.
 _FORBIDDEN = {"aten.from_file.default", "aten.from_file.out"}
@@ -55,22 +60,42 @@ class Kernels:
         kwargs = {name: self._argument(arg, lookup) for name, arg in node.kwargs.items()}
         if node.op in _RESHAPES:
             return [args[0].reshape(args[1])]
-        if node.op in _MEMORY_ORDER:
+        if node.op in _MEMORY_ORDER:  # strides and offset count from the start of the memory: it must hold nothing else
+            args[0] = args[0].clone(memory_format=torch.contiguous_format)
+        if node.op in _ROWS:
             args[0] = args[0].contiguous()
         if node.op in _HALF_TO_FLOAT and self.wide:
             args[2] = False
+        if info.draws:
+            kwargs["generator"] = None  # some overloads insist on one
         written = self._copy_written(info, args, kwargs)
-        result = function(*args, **kwargs)
+        result = self._call(node, function, args, kwargs)
         returned = list(tensors_in(result))
         if written:
             outputs = written + [t for t in returned if all(t is not w for w in written)]
         else:
             outputs = returned
+        if node.op in _LAZY:
+            outputs = [t.resolve_conj().resolve_neg() for t in outputs]
         if leaves_unwritten(node.op):
             outputs = [_poison(t) for t in outputs]
-        if len(outputs) < len(node.outputs):
+        if node.op == _BATCH_NORM and not args[5]:  # no statistics are saved: what stands for them depends on the backend
+            outputs[1:] = [torch.full(value.shape, math.nan, dtype=outputs[0].dtype) for value in node.outputs[1:]]
+        if node.outputs and len(outputs) != len(node.outputs):
             raise ReplayError(f"{node.op} gave {len(outputs)} tensors where the graph has {len(node.outputs)}")
+        if node.outputs and outputs[0].dtype != self.dtype(DTYPES[node.outputs[0].dtype]):
+            raise ReplayError(f"{node.op} gave {outputs[0].dtype} where the graph has {node.outputs[0].dtype}")
         return outputs
+
+    def _call(self, node: Node, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Integers divided, or times a Python float, have the default dtype: that of the program, not of this process."""
+        given = DTYPES[node.outputs[0].dtype] if node.outputs else torch.float32
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if self.wide else given if given in _DEFAULTS else torch.float32)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(before)
 
     @staticmethod
     @functools.cache
@@ -80,7 +105,10 @@ class Kernels:
         try:
             function = overload(name)
         except (AttributeError, ValueError):
-            raise ReplayError(f"there is no operator {name}") from None
+            function = None
+        # TorchScript's builtins, which may write files, have no kernel and never come from a capture
+        if not isinstance(function, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(function.name()):
+            raise ReplayError(f"there is no operator {name}")
         return function, operator(function)
 
     def _argument(self, arg: Arg, lookup: Lookup) -> Any:
@@ -91,7 +119,7 @@ class Kernels:
             return [self._argument(item, lookup) for item in arg]  # type: ignore[union-attr]
         if kind is Symbol:
             assert isinstance(arg, Symbol)
-            return self.dtype(DTYPES[arg.name]) if arg.kind == "dtype" else getattr(torch, arg.name)
+            return self.dtype(DTYPES[arg.name]) if arg.kind == "dtype" else _named(arg)
         return arg
 
     @staticmethod
@@ -122,6 +150,13 @@ class Kernels:
         return parts[index] if index < count - 1 else whole - sum(parts)
 
 
+def _named(symbol: Symbol) -> Any:
+    found = torch.device("cpu") if symbol.kind == "device" else getattr(torch, symbol.name, None)
+    if not isinstance(found, (torch.device, torch.layout, torch.memory_format)):
+        raise ReplayError(f"there is no {symbol.kind} {symbol.name}")
+    return found
+
+
 def tensors_in(result: object) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]
@@ -132,7 +167,7 @@ def tensors_in(result: object) -> list[torch.Tensor]:
 
 def constant_of(tensor: torch.Tensor) -> Constant:
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
-    data = bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    data = bytes(_numpy(tensor.reshape(-1).view(torch.uint8))) if tensor.numel() else b""
     return Constant(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), data)
 
 

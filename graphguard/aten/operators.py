@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from graphguard.errors import CaptureError
 from graphguard.ir import Symbol
 
 # Operators that return an alias of an argument although their schema does not say so.
-UNDECLARED_VIEWS = {"aten._unsafe_view.default", "aten._reshape_alias.default", "aten.lift_fresh.default"}
+UNDECLARED_VIEWS = {"aten._unsafe_view.default", "aten._reshape_alias.default", "aten.lift_fresh.default",
+                    "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}  # fmt: skip
 # Where the bytes come from is not a value: a node that keeps them would not replay on another device.
 IRRELEVANT_KEYWORDS = {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"}
 DYNAMIC_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -32,11 +34,13 @@ class Operator:
     """One overload."""
 
     __slots__ = (
-        "cacheable", "composite", "dynamic", "func", "has_dtype", "is_factory", "is_view", "name", "namespace", "reads_scalar",
-        "renames_dims", "written",
+        "cacheable", "composite", "draws", "dynamic", "elementwise", "func", "has_dtype", "is_factory", "is_view", "name",
+        "namespace", "random", "reads_scalar", "renames_dims", "written",
     )  # fmt: skip
 
     def __init__(self, func: torch._ops.OpOverload):
+        if not isinstance(func, torch._ops.OpOverload):
+            raise CaptureError(f"the higher-order operator {func} is not modelled; write it with plain operators")
         schema, tags = func._schema, set(func.tags)
         self.func, self.name, self.namespace = func, str(func), func.namespace
         self.written = tuple(
@@ -54,6 +58,9 @@ class Operator:
         names = {argument.name for argument in schema.arguments}
         self.has_dtype = "dtype" in names
         self.is_factory = "device" in names
+        self.elementwise = torch.Tag.pointwise in tags or self.name.startswith(("aten._foreach_", "aten.copy_."))
+        self.draws = "generator" in names
+        self.random = self.draws or torch.Tag.nondeterministic_seeded in tags
 
 
 _OPERATORS: dict[object, Operator] = {}

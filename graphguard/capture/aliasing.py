@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphguard.aten.operators import DTYPE_NAMES
-from graphguard.capture.views import Call, ViewStep, part_steps, view_step
+from graphguard.capture.races import windows_overlap
+from graphguard.capture.views import PARTS, Call, ViewStep, part_steps, view_step
 from graphguard.errors import CaptureError
 from graphguard.ir import Arg, Value
 
@@ -29,7 +30,7 @@ META = torch.device("meta")
 class Storage:
     """Shared memory. `keepalive` holds it, so that its address is not given to another storage while we record."""
 
-    __slots__ = ("cells", "in_flight", "keepalive", "root", "twin", "version")
+    __slots__ = ("cells", "in_flight", "keepalive", "patches", "root", "twin", "version")
 
     def __init__(self, keepalive: torch.UntypedStorage):
         self.keepalive, self.version = keepalive, 0
@@ -37,6 +38,8 @@ class Storage:
         self.root: Cell
         self.twin: torch.UntypedStorage | None = None
         self.in_flight: list[Window] = []
+        # From a value with a part put in while communication runs, to the value before and the window of that part.
+        self.patches: dict[Value, tuple[Value, Geometry]] = {}
 
 
 class Cell:
@@ -77,7 +80,11 @@ class AliasTable:
         return self._storages.get(tensor.untyped_storage()._cdata)
 
     def cell(self, tensor: torch.Tensor) -> Cell:
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        try:
+            storage = self._storages.get(tensor.untyped_storage()._cdata)
+        except NotImplementedError:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise CaptureError(f"tensors of layout {layout} are not modelled; use a dense tensor (`.to_dense()`)") from None
         if storage is None:
             return self._first_sight(tensor)
         geometry = geometry_of(tensor)
@@ -99,10 +106,26 @@ class AliasTable:
         """The value that a window holds now."""
         if cell.version != cell.storage.version:
             if cell.parent is not None and cell.step is not None:
-                base = self.read(cell.parent)
+                base = self._around(cell.parent, cell.geometry)
                 cell.value = self._emit(cell.step.look, (base,), *cell.geometry[1:4:2])
             cell.version = cell.storage.version
         return cell.value
+
+    def _around(self, cell: Cell, window: Geometry) -> Value:
+        """A value of the cell that is right inside the window. A part of a buffer must not seem to wait for communication
+        that fills another part: the ranks may need it to get there."""
+        patches = cell.storage.patches
+        if not patches:
+            return self.read(cell)
+        if cell.parent is None or cell.step is None or (cell.version == cell.storage.version and cell.value in patches):
+            value = cell.value
+            while (patch := patches.get(value)) is not None and not windows_overlap(window, patch[1]):
+                value = patch[0]
+            return value
+        base = self._around(cell.parent, window)
+        if base is cell.parent.value:
+            return self.read(cell)
+        return self._emit(cell.step.look, (base,), *cell.geometry[1:4:2])
 
     def bind(self, tensor: torch.Tensor, value: Value) -> Cell:
         """A tensor over fresh memory holds this value."""
@@ -122,40 +145,40 @@ class AliasTable:
         if all(geometry in known for geometry in geometries):
             return
         shapes = [tuple(output.shape) for output in outputs]
-        if len(outputs) == 1 and op not in ("aten.unbind.int", "aten.split.Tensor", "aten.split_with_sizes.default"):
-            steps = [view_step(op, base, shapes[0], args)]
-        else:
-            steps = part_steps(op, base, shapes, args)
-        value = self.read(base)
+        steps = part_steps(op, base, shapes, args) if op in PARTS else [view_step(op, base, shapes[0], args)]
         for output, geometry, step in zip(outputs, geometries, steps, strict=True):
             if geometry not in known:
-                part = self._emit(step.look, (value,), output.shape, output.dtype)
+                part = self._emit(step.look, (self._around(base, geometry),), output.shape, output.dtype)
                 known[geometry] = Cell(base.storage, geometry, part, base, step)
 
-    def write(self, cell: Cell, value: Value) -> None:
-        """The window now holds `value`; so do the windows around it."""
+    def write(self, cell: Cell, value: Value, in_flight: bool = False) -> None:
+        """The window now holds `value`; so do the windows around it. `in_flight` says that it will, once communication
+        has filled it."""
         bases = []
-        above: Cell = cell
+        above, written, storage = cell, cell.geometry, cell.storage
+        keeps = in_flight or bool(storage.in_flight)
         while above.parent is not None and above.step is not None:
             if above.step.put_back is None:
                 raise CaptureError(f"a write through {above.step.look.op} is not modelled; write to a copy (`.clone()`)")
             bases.append(self.read(above.parent) if above.step.needs_base else None)
             above = above.parent
-        cell.storage.version += 1
-        version = cell.storage.version
+        version, storage.version = storage.version + 1, storage.version + 1
         cell.value, cell.version = value, version
         for base in bases:
             assert cell.parent is not None and cell.step is not None and cell.step.put_back is not None
             parent = cell.parent
             operands = (cell.value,) if base is None else (base, cell.value)
+            before = parent.value if parent.version == version - 1 else None
             parent.value = self._emit(cell.step.put_back, operands, *parent.geometry[1:4:2])
             parent.version = version
+            if keeps and before is not None:
+                storage.patches[parent.value] = before, written
             cell = parent
 
     def _first_sight(self, tensor: torch.Tensor) -> Cell:
         """A tensor from outside the recording. Its root spans the whole storage, as other windows may come later."""
         untyped = tensor.untyped_storage()
-        if tensor.is_contiguous() and tensor.nbytes == untyped.nbytes():
+        if tensor.is_contiguous() and tensor.nbytes == untyped.nbytes() and not (tensor.is_conj() or tensor.is_neg()):
             return self.bind(tensor, self._adopt(tensor))
         item = tensor.element_size()
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -166,22 +189,35 @@ class AliasTable:
     def _unseen_window(self, storage: Storage, geometry: Geometry) -> Cell:
         """A window that no recorded view operator made: cut it out of the storage by its strides."""
         offset, shape, strides, dtype, conjugate, negative = geometry
+        if conjugate or negative:
+            return self._lazily_changed(storage, geometry)
         base = self._flat_root(storage)
-        if dtype != base.geometry[3] or conjugate or negative:
+        if dtype != base.geometry[3]:
             raise CaptureError(
                 f"memory of dtype {DTYPE_NAMES[base.geometry[3]]} is seen as {DTYPE_NAMES[dtype]} without a view operator; "
                 "convert it with `.to(dtype)`"
             )
         args = (tuple(shape), strides, offset)
         step = ViewStep(Call("aten.as_strided.default", args), Call("aten.as_strided_scatter.default", args), needs_base=True)
-        value = self._emit(step.look, (self.read(base),), shape, dtype)
+        value = self._emit(step.look, (self._around(base, geometry),), shape, dtype)
         cell = storage.cells[geometry] = Cell(storage, geometry, value, base, step)
+        return cell
+
+    def _lazily_changed(self, storage: Storage, geometry: Geometry) -> Cell:
+        """A window whose elements count as conjugated or negated: a view of the plain one."""
+        op, plain = ("aten._conj.default", (*geometry[:4], False, geometry[5])) if geometry[4] else (
+            "aten._neg_view.default", (*geometry[:4], False, False))  # fmt: skip
+        base = storage.cells.get(plain) or self._unseen_window(storage, plain)
+        value = self._emit(Call(op, ()), (self.read(base),), geometry[1], geometry[3])
+        cell = storage.cells[geometry] = Cell(storage, geometry, value, base, ViewStep(Call(op, ()), Call(op, ())))
         return cell
 
     def _flat_root(self, storage: Storage) -> Cell:
         """The root as one row-major array: strides of a window are counted in memory order, which a graph does not have."""
         root = storage.root
         offset, shape, strides, dtype, *_ = root.geometry
+        if 0 in shape:
+            return root
         order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
         dense = 1
         for d in reversed(order):

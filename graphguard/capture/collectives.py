@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work
+from torch._C._distributed_c10d import FakeWork, ProcessGroup
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from graphguard.aten.operators import Operator
@@ -73,7 +73,7 @@ def reduce_arguments(reduce_op: Any) -> dict[str, Arg]:
 
 def _premultiplier() -> float:
     """The factor of a premultiplied sum. The operator receives it in a form that cannot be read, so it is taken from
-    the options that the calling function of torch.distributed holds."""
+    the options that the calling function of torch.distributed holds: the nearest frame that has one decides."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         for local in list(frame.f_locals.values()):
@@ -83,8 +83,9 @@ def _premultiplier() -> float:
                 factor = state[1] if isinstance(state, tuple) else None
                 if isinstance(factor, (int, float)):
                     return float(factor)
+                raise CaptureError("the factor of a PREMUL_SUM must be a Python number; a tensor as the factor is not modelled")
         frame = frame.f_back
-    raise CaptureError("the factor of a PREMUL_SUM is known only for `dist.*` calls with a Python number as the factor")
+    raise CaptureError("the factor of a PREMUL_SUM is known only for `dist.*` calls")
 
 
 # ---------------------------------------------------------------------- recording
@@ -97,12 +98,32 @@ def communicate(
     **attributes: Arg,
 ) -> int:
     """Append one communication node and say what its buffers hold from now on. Returns the id of its work."""
+    return communicate_as(recorder, new_work(recorder), op, group, reads, fills, attributes)
+
+
+def new_work(recorder: Recorder) -> int:
+    """A fresh work id; inside a coalesced block, the block's own."""
+    if recorder.coalesced is not None:
+        return recorder.coalesced
     recorder.next_work += 1
-    return communicate_as(recorder, recorder.next_work, op, group, reads, fills, **attributes)
+    return recorder.next_work
 
 
-def communicate_as(recorder: Recorder, work: int, op: str, group: Group, reads: Any, fills: Tensors, **attributes: Arg) -> int:
-    """As `communicate`, under a given work id. What is filled may be fresh memory that holds nothing yet."""
+def communicate_as(
+    recorder: Recorder,
+    work: int,
+    op: str,
+    group: Group,
+    reads: Any,
+    fills: Tensors,
+    attributes: dict[str, Arg],
+    *,
+    copied: bool = False,
+) -> int:
+    """As `communicate`, under a given work id. What is filled may be fresh memory that holds nothing yet. `copied` says
+    that the operator sends a contiguous copy of what it reads, which may then be changed at once."""
+    if recorder.graph.rank is None:
+        return _alone(recorder, work, op, group, reads, fills, **attributes)
     aliases = recorder.aliases
     read_tensors = [reads] if isinstance(reads, torch.Tensor) else list(reads)
     read_cells = [aliases.cell(tensor) for tensor in read_tensors]
@@ -113,24 +134,43 @@ def communicate_as(recorder: Recorder, work: int, op: str, group: Group, reads: 
     source = recorder.here()
     recorder.races.read(read_cells, source)
     recorder.races.write([cell for cell in fill_cells if cell], source)
+    sent = [] if copied else read_tensors
     if op not in _LAYOUT_SENSITIVE:
-        attributes |= _strides([*read_tensors, *fills])
+        attributes = attributes | _strides([*sent, *fills])
     recorder.emit(op, args, {**attributes, **group.attributes, "work": work}, outputs)
-    _check_layout(recorder, op, read_tensors, fills)
+    _check_layout(recorder, op, sent, fills)
     filled = []
     for tensor, cell, output in zip(fills, fill_cells, outputs, strict=True):
         if cell is None:
             cell = aliases.bind(tensor, output)
         else:
-            aliases.write(cell, output)
+            aliases.write(cell, output, in_flight=True)
         filled.append(cell)
-    recorder.races.start(work, op, read_cells, filled, source)
+    recorder.races.start(work, op, [] if copied else read_cells, filled, source)
+    recorder.results.setdefault(work, []).extend(fills)
+    return work
+
+
+def _alone(recorder: Recorder, work: int, op: str, group: Group, reads: Any, fills: Tensors, **attributes: Arg) -> int:
+    """The sequential program, in a group of its own making (megatron-core needs one): it sends to itself, which is a copy."""
+    if len(group) != 1 or op in ("dist.send", "dist.recv"):
+        raise CaptureError(f"the sequential program communicates with other ranks ({op}); it runs on one device")
+    read_tensors = [reads] if isinstance(reads, torch.Tensor) else list(reads)
+    for tensor, filled in zip(read_tensors, fills, strict=True):
+        with recorder.resumed():
+            sent = tensor * attributes["factor"] if "factor" in attributes else tensor
+            if recorder.aliases.storage_of(filled) is None:
+                recorder.aliases.bind(filled, recorder.value(sent.reshape(filled.shape)))
+            elif sent is not filled:
+                filled.copy_(sent.reshape(filled.shape))
+    recorder.results.setdefault(work, []).extend(fills)
     return work
 
 
 def wait(recorder: Recorder, work: int) -> None:
-    recorder.races.wait(work)
-    recorder.emit("dist.wait", (), {"work": work}, ())
+    if recorder.graph.rank is not None:
+        recorder.races.wait(work)
+        recorder.emit("dist.wait", (), {"work": work}, ())
 
 
 def _strides(tensors: Tensors) -> dict[str, Arg]:
@@ -140,24 +180,37 @@ def _strides(tensors: Tensors) -> dict[str, Arg]:
 
 
 def _check_layout(recorder: Recorder, op: str, reads: Tensors, fills: Tensors) -> None:
-    sensitive = _LAYOUT_SENSITIVE.get(op)
-    checked = [*(reads if sensitive in ("reads", "both") else ()), *(fills if sensitive in ("fills", "both") else ())]
+    """Backends take a buffer for the memory that follows its first element: it must be in row-major order, or, for
+    elementwise communication, at least without gaps."""
+    checked = {"reads": reads, "fills": fills}.get(_LAYOUT_SENSITIVE.get(op, "both"), [*reads, *fills])
+    fits = torch.Tensor.is_contiguous if op in _LAYOUT_SENSITIVE else _has_no_gaps
     for tensor in checked:
-        if not tensor.is_contiguous():
+        if not fits(tensor):
             source = recorder.here()
             message = (
                 f"{op} at {source} works on a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}, "
                 "which is not contiguous; make it so with `.contiguous()`"
             )
             rank = recorder.graph.rank
-            recorder.graph.findings.append(
-                Finding("strided-buffer", message, () if rank is None else (rank,), (source,) if source else ())
-            )
+            finding = Finding("strided-buffer", message, () if rank is None else (rank,), (source,) if source else ())
+            if finding not in recorder.graph.findings:
+                recorder.graph.findings.append(finding)
             return
 
 
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is some permutation of contiguous memory."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and tensor.numel():
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 # ---------------------------------------------------------------------- c10d
-def _work(work: int) -> FakeWork:
+def work_handle(work: int) -> FakeWork:
     """What the program gets in hand; `watch_waits` reads the id back."""
     handle = FakeWork()
     handle.seq_id = work
@@ -168,7 +221,7 @@ def _c10d(fill: Callable[..., int], returns_tensors: bool) -> Callable[..., Any]
     def handler(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = [argument.name for argument in info.func._schema.arguments]
         work = fill(recorder, **{**dict(zip(names, args, strict=False)), **kwargs})
-        boxed = _work(work).boxed()
+        boxed = work_handle(work).boxed()
         return (args[0], boxed) if returns_tensors else boxed
 
     return handler
@@ -189,10 +242,9 @@ def _all_reduce(recorder: Recorder, tensors: Any, process_group: Any, reduce_op:
 
 def _several(recorder: Recorder, op: str, process_group: Any, pairs: Any, **attributes: Arg) -> int:
     """A coalesced call: one node per tensor, all under one work id."""
-    recorder.next_work += 1
-    work, group = recorder.next_work, group_of(process_group)
+    work, group = new_work(recorder), group_of(process_group)
     for reads, fills in pairs:
-        communicate_as(recorder, work, op, group, reads, fills, **attributes)
+        communicate_as(recorder, work, op, group, reads, fills, attributes)
     return work
 
 
@@ -325,6 +377,9 @@ def _monitored_barrier(recorder: Recorder, info: Operator, args: tuple[Any, ...]
 
 
 # ---------------------------------------------------------------------- functional collectives
+_COPYING = {"dist.all_reduce", "dist.broadcast"}  # they clone their input and work on the clone in place
+
+
 def _functional(op: str, outputs: Callable[..., Tensors], in_place: bool = False) -> Callable[..., Any]:
     """A collective that returns its result; the result must be waited for with `wait_tensor`."""
 
@@ -340,10 +395,11 @@ def _functional(op: str, outputs: Callable[..., Tensors], in_place: bool = False
         if "output_split_sizes" in given:
             attributes["output_splits"] = tuple(int(n) for n in given["output_split_sizes"])
             attributes["input_splits"] = tuple(int(n) for n in given["input_split_sizes"])
-        results = [given["out"]] if "out" in given else inputs if in_place else outputs(inputs, group, **given)
-        recorder.next_work += 1
+        results = [given["out"]] if "out" in given else inputs if in_place else outputs(inputs, group, given)
+        work = new_work(recorder)
         for tensor, result in zip(inputs, results, strict=True):
-            communicate_as(recorder, recorder.next_work, op, group, tensor, [result], **attributes)
+            copied = not in_place and (op in _COPYING or not tensor.is_contiguous())
+            communicate_as(recorder, work, op, group, tensor, [result], attributes, copied=copied)
         return list(results) if "inputs" in given else results[0]
 
     return handler
@@ -355,20 +411,20 @@ def _dense(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
     return recorder.aliases.without_data(recorder.aliases.cell(tensor))
 
 
-def _like(inputs: Tensors, group: Group, **_: Any) -> Tensors:
+def _like(inputs: Tensors, group: Group, given: dict[str, Any]) -> Tensors:
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
 
 
-def _gathered(inputs: Tensors, group: Group, **_: Any) -> Tensors:
+def _gathered(inputs: Tensors, group: Group, given: dict[str, Any]) -> Tensors:
     return [tensor.new_empty((tensor.shape[0] * len(group), *tensor.shape[1:])) for tensor in inputs]
 
 
-def _scattered(inputs: Tensors, group: Group, **_: Any) -> Tensors:
+def _scattered(inputs: Tensors, group: Group, given: dict[str, Any]) -> Tensors:
     return [tensor.new_empty((tensor.shape[0] // len(group), *tensor.shape[1:])) for tensor in inputs]
 
 
-def _exchanged(inputs: Tensors, group: Group, output_split_sizes: Any, **_: Any) -> Tensors:
-    return [tensor.new_empty((sum(output_split_sizes), *tensor.shape[1:])) for tensor in inputs]
+def _exchanged(inputs: Tensors, group: Group, given: dict[str, Any]) -> Tensors:
+    return [tensor.new_empty((sum(given["output_split_sizes"]), *tensor.shape[1:])) for tensor in inputs]
 
 
 def _wait_tensor(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -457,16 +513,3 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "fsdp.chunk_cat.default": _inlined(torch._chunk_cat),
     "fsdp.copy_.default": _inlined(torch.Tensor.copy_),
 }
-
-
-def watch_waits(recorder: Recorder) -> None:
-    """Record when the program waits for work. Patches torch for the rest of this process, which is one rank's own."""
-
-    def waited(handle: Any, *args: object, **kwargs: object) -> bool:
-        recorder.locate()
-        wait(recorder, handle.seq_id)
-        return True
-
-    for owner in (Work, FakeWork):
-        for name in ("wait", "synchronize", "is_completed", "block_current_stream"):
-            setattr(owner, name, waited)

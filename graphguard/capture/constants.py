@@ -7,7 +7,6 @@ import torch
 from graphguard.aten.kernels import Kernels, leaves_unwritten, looks_unwritten
 from graphguard.ir import Graph, Node, Value
 
-_RANDOM_OR_UNSET = torch.Tag.nondeterministic_seeded
 _LARGEST = 1 << 24  # elements; reading a value that needs more than this is refused rather than slow
 
 
@@ -74,7 +73,7 @@ class ConstantFolder:
             raise NotConstant(f"what other ranks send ({node.op} at {node.source})")
         if node.op.startswith("gg."):
             raise NotConstant("an input")
-        if _RANDOM_OR_UNSET in Kernels.function(node.op)[0].tags:
+        if Kernels.function(node.op)[1].random:
             raise NotConstant(f"random numbers ({node.op} at {node.source})")
         if value.numel > _LARGEST:
             raise NotConstant(f"a constant of {value.numel} elements, too many to evaluate while capturing")

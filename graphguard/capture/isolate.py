@@ -69,7 +69,7 @@ class _Child:
         _, status = os.waitpid(self.pid, 0)
         data = b"".join(self._chunks)
         if not data:
-            how = f"signal {signal.Signals(status).name}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
+            how = f"signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
             return ProgramError(f"the program ended its process ({how}) before it returned")
         if data[:1] == b"+":
             return data[1:]
@@ -86,6 +86,8 @@ def _work(task: Task, pipe: int) -> None:
     answer = b"-"
     try:
         os.dup2(2, 1)  # what programs print must not mix with our results
+        sys.stdout = sys.stderr
+        warnings.simplefilter("ignore")  # every rank would repeat them
         torch.set_num_threads(1)  # a thread pool does not survive a fork
         answer = b"+" + task()
     except GraphGuardError as error:

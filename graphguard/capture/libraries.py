@@ -6,11 +6,15 @@ becomes part of the graph when the adjusted code runs.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import importlib.metadata
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -18,17 +22,20 @@ import torch.distributed.fsdp
 import torch.distributed.optim  # imported before anything is replaced: it compiles code that names torch.tensor
 import torch.distributed.pipelining.schedules as schedules
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import _collective_utils
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphguard.capture.collectives import watch_waits
+from graphguard.capture.imports import when_imported
+from graphguard.capture.waits import watch_waits
+from graphguard.errors import CaptureError
 from graphguard.findings import Finding
 
 if TYPE_CHECKING:
     from graphguard.capture.objects import ObjectExchange
     from graphguard.capture.recorder import Recorder
 
-TESTED = {"torch": "2.13.0", "megatron.core": "0.16.1"}
+TESTED = {"torch": "2.13.0", "megatron-core": "0.16.1"}
 _META = torch.device("meta")
 _OBJECT_COLLECTIVES = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
                        "send_object_list", "recv_object_list")  # fmt: skip
@@ -40,19 +47,24 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     _keep_literal_data(recorder, holders)
     _read_values_from_the_graph(recorder)
     _pretend_devices()
+    _give_addresses()
+    _note_autocast(recorder)
+    _follow_the_generator(recorder)
     _locate_custom_functions(recorder)
+    _adjust_megatron(recorder)
     if objects is None:
         return
     watch_waits(recorder)
+    _make_groups_of_one_backend(holders)
+    objects.recorder = recorder
     for name in _OBJECT_COLLECTIVES:
         holders.replace(getattr(dist, name), getattr(objects, name))
     holders.replace(c10d._warn_not_in_group, _outside_group(recorder))
     _lay_meshes_on_the_cpu(recorder, holders)
+    _distribute_without_data(holders)
     _adjust_ddp(recorder)
     _adjust_fsdp(recorder)
     _adjust_pipelining(recorder, objects)
-    if "megatron.core" in sys.modules:
-        _adjust_megatron(recorder, holders)
 
 
 class Holders:
@@ -60,11 +72,9 @@ class Holders:
     a program may have imported a function under any name."""
 
     def __init__(self) -> None:
-        originals = [torch.tensor, torch.as_tensor, init_device_mesh, c10d._warn_not_in_group]
+        originals = [dist.monitored_barrier, torch.tensor, torch.as_tensor, init_device_mesh, c10d._warn_not_in_group]
+        originals += [_collective_utils.mesh_scatter, _collective_utils.mesh_broadcast]
         originals += [getattr(dist, name) for name in _OBJECT_COLLECTIVES]
-        megatron = sys.modules.get("megatron.core.tensor_parallel.random")
-        if megatron is not None:
-            originals.append(megatron.get_cuda_rng_tracker)
         wanted = {id(original) for original in originals}
         self._found: dict[int, list[tuple[dict[str, Any], str]]] = {key: [] for key in wanted}
         for title, module in list(sys.modules.items()):
@@ -113,12 +123,84 @@ def _read_values_from_the_graph(recorder: Recorder) -> None:
             if not self.is_meta and recorder.aliases.storage_of(self) is None:
                 return method(self, *args, **kwargs)
             with _disable_current_modes():
-                return method(recorder.constant_tensor(self), *args, **kwargs)
+                result = method(recorder.constant_tensor(self), *args, **kwargs)
+            if isinstance(result, np.ndarray):
+                result.flags.writeable = False  # it does not share the tensor's memory, as the program may count on
+            return result
 
         return wrapper
 
     for name in ("tolist", "numpy", "__array__"):
         setattr(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
+
+    def unmodelled(self: torch.Tensor, *args: Any) -> None:
+        recorder.locate()
+        raise recorder.failed(CaptureError("apply_ and map_ run Python on every element, which is not modelled; use operators"))
+
+    for name in ("apply_", "map_", "map2_"):  # without data they would do nothing, and say nothing
+        setattr(torch.Tensor, name, unmodelled)
+
+
+def _give_addresses() -> None:
+    """Without data every address is 0: programs that look for shared memory would find it everywhere."""
+    addresses: dict[int, int] = {}
+    kept: list[torch.UntypedStorage] = []
+    of_storage, of_tensor = torch.UntypedStorage.data_ptr, torch.Tensor.data_ptr
+
+    def storage_address(self: torch.UntypedStorage) -> int:
+        if self.device != _META or self.nbytes() == 0:
+            return of_storage(self)  # type: ignore[no-any-return]
+        if self._cdata not in addresses:
+            kept.append(self)
+            addresses[self._cdata] = len(kept) << 44
+        return addresses[self._cdata]
+
+    def address(self: torch.Tensor) -> int:
+        if not self.is_meta or self.numel() == 0:
+            return of_tensor(self)  # type: ignore[no-any-return]
+        return storage_address(self.untyped_storage()) + int(self.storage_offset() * self.element_size())
+
+    torch.UntypedStorage.data_ptr, torch.Tensor.data_ptr = storage_address, address
+
+
+def _follow_the_generator(recorder: Recorder) -> None:
+    """Nothing is drawn without data, so the default generator does not move: follow who seeds it and who puts it back."""
+    state = recorder.random_state
+    seed, get, put = torch.manual_seed, torch.get_rng_state, torch.set_rng_state
+
+    def manual_seed(number: Any) -> torch.Generator:
+        state.seed(number)
+        return seed(number)
+
+    def get_rng_state() -> torch.Tensor:
+        return state.save(get())
+
+    def set_rng_state(token: torch.Tensor) -> None:
+        recorder.locate()
+        try:
+            state.restore(token)
+        except CaptureError as error:
+            raise recorder.failed(error) from None
+        put(token)
+
+    for module in (torch, torch.random):
+        module.manual_seed, module.get_rng_state, module.set_rng_state = manual_seed, get_rng_state, set_rng_state
+
+
+def _note_autocast(recorder: Recorder) -> None:
+    """Tensors without data are on no device that autocast knows of: it changes none of their dtypes."""
+    enter = torch.autocast.__enter__
+
+    def noted(self: Any) -> Any:
+        recorder.assume("torch.autocast changes the precision of operations, not their meaning: its casts are not recorded")
+        return enter(self)
+
+    torch.autocast.__enter__ = noted
+
+
+def _with_index(given: Any) -> Any:
+    """The device that "cuda" stands for: torch would ask the driver, which is not there, for the current one."""
+    return torch.device("cuda", 0) if isinstance(given, (str, torch.device)) and str(given) == "cuda" else given
 
 
 def _pretend_devices() -> None:
@@ -127,6 +209,15 @@ def _pretend_devices() -> None:
     torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_device = lambda: 0
+    torch.Tensor.pin_memory = lambda self, device=None: self.clone()
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self.to("cuda:0")
+    torch.nn.Module.cuda = lambda self, device=None: self.to("cuda:0")
+    to = torch.Tensor.to
+    torch.Tensor.to = lambda self, *args, **kwargs: to(
+        self, *map(_with_index, args), **{name: _with_index(arg) for name, arg in kwargs.items()}
+    )
+    foreach = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
+    torch.utils._foreach_utils._get_foreach_kernels_supported_devices = lambda: [*foreach(), "meta"]
 
 
 def _locate_custom_functions(recorder: Recorder) -> None:
@@ -154,6 +245,22 @@ def _lay_meshes_on_the_cpu(recorder: Recorder, holders: Holders) -> None:
     DeviceMesh.__init__ = construct_on_cpu
 
 
+def _make_groups_of_one_backend(holders: Holders) -> None:
+    """Nothing is sent, whichever backend a group is for; what one backend alone offers is there for all."""
+    make = c10d._new_group_with_tag
+
+    def make_fake(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, backend_options: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        return make(ranks, timeout, None, None, *args, **kwargs)
+
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        dist.barrier(group)
+
+    c10d._new_group_with_tag = make_fake
+    holders.replace(dist.monitored_barrier, monitored_barrier)
+
+
 def _outside_group(recorder: Recorder) -> Callable[[str], None]:
     def found(op_name: str) -> None:
         recorder.locate()
@@ -162,6 +269,26 @@ def _outside_group(recorder: Recorder) -> Callable[[str], None]:
         recorder.graph.findings.append(Finding("outside-group", message, (rank,), (source,) if source else ()))
 
     return found
+
+
+def _distribute_without_data(holders: Holders) -> None:
+    """DTensor does not send tensors that have no data: its two functions again, without the question."""
+
+    def mesh_scatter(
+        output: torch.Tensor, scatter_list: Any, mesh: DeviceMesh, mesh_dim: int = 0, async_op: bool = False, *,
+        group_src: int = 0,
+    ) -> Any:  # fmt: skip
+        group = mesh.get_group(mesh_dim)
+        pieces = scatter_list if dist.get_rank(group) == group_src else None
+        return dist.scatter(output, pieces, group=group, async_op=async_op, group_src=group_src)
+
+    def mesh_broadcast(
+        tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int = 0, async_op: bool = False, *, group_src: int = 0
+    ) -> Any:
+        return dist.broadcast(tensor, group=mesh.get_group(mesh_dim), async_op=async_op, group_src=group_src)
+
+    holders.replace(_collective_utils.mesh_scatter, mesh_scatter)
+    holders.replace(_collective_utils.mesh_broadcast, mesh_broadcast)
 
 
 # ---------------------------------------------------------------------- DistributedDataParallel
@@ -183,8 +310,16 @@ def _adjust_ddp(recorder: Recorder) -> None:
     register, prepare = DistributedDataParallel.register_comm_hook, DistributedDataParallel._pre_forward
 
     def register_own(self: Any, state: object, hook: Any) -> None:
+        @functools.wraps(hook)
+        def finished(state, bucket):  # type: ignore[no-untyped-def]
+            future = hook(state, bucket)
+            if not future.done():
+                raise CaptureError("a communication hook of DDP returned a future that nothing completes before backward ends")
+            future.wait()  # DDP does, in C++, where the wait would not be seen
+            return future
+
         self._has_hook = True
-        register(self, state, hook)
+        register(self, state, finished)
 
     def prepare_with_hook(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not getattr(self, "_has_hook", False):
@@ -192,6 +327,19 @@ def _adjust_ddp(recorder: Recorder) -> None:
             register_own(self, self.process_group, mean_of_gradients)
         return prepare(self, *inputs, **kwargs)
 
+    def keep_buckets(reducer: Any) -> bool:
+        recorder.assume("DDP keeps the gradient buckets that it starts with: regrouping them changes no gradient")
+        return False
+
+    construct = DistributedDataParallel.__init__
+
+    def construct_anywhere(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any
+    ) -> None:
+        construct(self, module, None, None, *args, **kw)
+
+    DistributedDataParallel.__init__ = construct_anywhere  # the devices that it is given do not exist
+    dist.Reducer._rebuild_buckets = keep_buckets  # the ranks agree on new buckets by values that they read
     dist._broadcast_coalesced = broadcast_each
     dist._verify_params_across_processes = lambda *args: None  # the broadcasts of the parameters are compared instead
     DistributedDataParallel.register_comm_hook = register_own
@@ -200,31 +348,37 @@ def _adjust_ddp(recorder: Recorder) -> None:
 
 # ---------------------------------------------------------------------- FSDP2
 def _adjust_fsdp(recorder: Recorder) -> None:
-    """fully_shard refuses parameters without data, and asks for the streams of a device that is not there."""
-    from torch.distributed.fsdp._fully_shard import (
-        _fsdp_collectives,
-        _fsdp_init,
-        _fsdp_param,
-        _fsdp_param_group,
-        _fsdp_state,
-        _fully_shard,
-    )
+    """fully_shard refuses parameters without data."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-    def cpu_streams(device_type: str = "cuda") -> Any:
+    def accept_any(self: Any) -> None:
         recorder.assume("fully_shard runs its communication in program order, as on one stream")
-        return torch.cpu
 
-    for module in (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard):
-        if hasattr(module, "_get_device_handle"):
-            module._get_device_handle = cpu_streams
-        if hasattr(module, "_get_device_from_mesh"):
-            module._get_device_from_mesh = lambda mesh: _META
-    _fsdp_param_group.FSDPParamGroup._validate_no_meta_params = lambda self: None
+    def follow_replaced_parameter(self: Any) -> None:
+        reset(self)
+        local, held = self.sharded_param._local_tensor, self._sharded_param_data
+        if local.untyped_storage()._cdata == held.untyped_storage()._cdata:
+            return
+        if local.size() != self.padded_sharded_param_size:
+            dim, length = self.fsdp_placement.dim, local.size(self.fsdp_placement.dim) if local.numel() else 0
+            padded = local.new_zeros(self.padded_sharded_param_size)
+            padded.narrow(dim, 0, length).copy_(local)
+            self._sharded_param_data, self.sharded_param._local_tensor = padded.view(-1), padded.narrow(dim, 0, length)
+        else:
+            self._sharded_param_data = local.view(-1)
+        self._sharding_spec = self.sharded_param._spec
+
+    reset = FSDPParam.reset_sharded_param
+    FSDPParam.reset_sharded_param = follow_replaced_parameter  # as in torch, where it does nothing without data
+    FSDPParamGroup._validate_no_meta_params = accept_any
+    FSDPParamGroup._validate_cpu_offload_params = accept_any
 
 
 # ---------------------------------------------------------------------- pipelining
 def _adjust_pipelining(recorder: Recorder, objects: ObjectExchange) -> None:
     """The stages vote, with tensors whose values they read, whether shapes are known beforehand: vote with objects."""
+    from torch.distributed.pipelining import _backward as backward
     from torch.distributed.pipelining.stage import InferenceMode
 
     warm_up = schedules._PipelineSchedule._warmup_p2p
@@ -240,38 +394,50 @@ def _adjust_pipelining(recorder: Recorder, objects: ObjectExchange) -> None:
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC if all(votes) else InferenceMode.DYNAMIC
 
+    group_parameters = backward.get_param_groups
+
+    def group_in_order(inputs: list[Any], parameters: list[Any], reverse_edges: Any) -> list[dict[str, Any]]:
+        """Its groups are sets of autograd nodes, whose order changes from run to run."""
+        place = {parameter: index for index, parameter in enumerate(parameters)}
+        groups = group_parameters(inputs, parameters, reverse_edges)
+        for group in groups:
+            group["params"] = sorted(group["params"], key=place.__getitem__)
+            group["intermediates"] = sorted(group["intermediates"], key=lambda node: node._sequence_nr())
+        return sorted(groups, key=lambda group: place[group["params"][0]])
+
     schedules._PipelineSchedule._warmup_p2p = vote
+    backward.get_param_groups = group_in_order
 
 
 # ---------------------------------------------------------------------- megatron-core
-def _adjust_megatron(recorder: Recorder, holders: Holders) -> None:
+def _adjust_megatron(recorder: Recorder) -> None:
     """megatron-core keeps random states per GPU, and asks torch for the current GPU as the device of new tensors."""
-    import contextlib
 
-    import megatron.core
-    from megatron.core.tensor_parallel import random
+    def adjust_random(random: Any) -> None:
+        _check_version(recorder, "megatron-core", importlib.metadata.version("megatron-core"))
+        random.CudaRNGStatesTracker.add = lambda self, name, seed: self.set_states({**self.states_, name: seed})
+        random.CudaRNGStatesTracker.fork = fork
+        random._get_cuda_rng_state = random._set_cuda_rng_state = lambda *args, **kwargs: None
+        torch.cuda.current_device = lambda: _META
 
-    _check_version(recorder, "megatron.core", megatron.core.__version__)
-    statement = "megatron-core draws random numbers (dropout, initialisation) from one stream per rank"
+    def fork(self: Any, name: str = "") -> contextlib.AbstractContextManager[None]:
+        recorder.assume("megatron-core draws random numbers (dropout, initialisation) from one stream per rank")
+        return contextlib.nullcontext()
 
-    class OneStream:
-        """Stands for the tracker of random states."""
+    def adjust_norm(torch_norm: Any) -> None:
+        construct = torch_norm.WrappedTorchNorm.__new__
 
-        def is_initialized(self) -> bool:
-            return True
+        def norm(cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+            alone = copy.copy(config)
+            alone.sequence_parallel = False  # refused, as only the fused norms mark their parameters
+            module: torch.nn.Module = construct(cls, alone, *args, **kwargs)
+            if config.sequence_parallel:
+                recorder.assume("megatron-core's norms under sequence parallelism are torch's, their parameters marked as such")
+                for parameter in module.parameters():
+                    parameter.sequence_parallel = True
+            return module
 
-        def fork(self, name: str = "") -> contextlib.AbstractContextManager[None]:
-            recorder.assume(statement)
-            return contextlib.nullcontext()
+        torch_norm.WrappedTorchNorm.__new__ = norm
 
-        def get_states(self) -> dict[str, object]:
-            return {}
-
-        def set_states(self, states: object) -> None: ...
-
-        def add(self, name: str, seed: int) -> None: ...
-
-        def reset(self) -> None: ...
-
-    holders.replace(random.get_cuda_rng_tracker, lambda *args, **kwargs: OneStream())
-    torch.cuda.current_device = lambda: _META
+    when_imported("megatron.core.tensor_parallel.random", adjust_random)
+    when_imported("megatron.core.transformer.torch_norm", adjust_norm)

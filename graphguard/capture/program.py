@@ -113,6 +113,7 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 # ---------------------------------------------------------------------- outputs
 def record_outputs(recorder: Recorder, outputs: Any) -> None:
     """Name the program's outputs by their path, and say which values they are."""
+    recorder.check_adopted()
     if outputs is None:
         return
     leaves, _ = pytree.tree_flatten_with_path(outputs)
@@ -121,10 +122,15 @@ def record_outputs(recorder: Recorder, outputs: Any) -> None:
         if leaf is None:
             recorder.graph.outputs[name] = None
         elif isinstance(leaf, torch.Tensor):
+            if leaf.layout is not torch.strided:
+                layout = str(leaf.layout).removeprefix("torch.")
+                raise UsageError(f"output {name!r} is a tensor of layout {layout}; return a dense one (`.to_dense()`)")
             if isinstance(leaf, DTensor):
                 recorder.graph.layouts[name] = _layout(leaf)
             with recorder:
-                recorder.graph.outputs[name] = recorder.value(_local(leaf.detach()))
+                tensor = _local(leaf.detach())
+                recorder.graph.outputs[name] = recorder.value(tensor)
+                recorder.races.returned(recorder.aliases.cell(tensor))
         elif isinstance(leaf, (bool, int, float, complex)):
             number = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
             recorder.graph.outputs[name] = recorder.new_constant(constant_of(number), number.dtype)

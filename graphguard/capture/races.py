@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from graphguard.findings import Finding
 from graphguard.ir import Graph, Source
 
 if TYPE_CHECKING:
-    from graphguard.capture.aliasing import Cell
+    from graphguard.capture.aliasing import Cell, Geometry
 
-_EXACT_LIMIT = 1 << 22  # elements; above this two windows are taken to overlap if their spans do
+_MOST_CHOICES = 10_000  # when comparing windows; beyond, they are taken to overlap
 
 
 class Window(NamedTuple):
@@ -30,6 +28,7 @@ class RaceDetector:
     def __init__(self, graph: Graph):
         self._graph = graph
         self._windows: dict[int, list[Window]] = {}
+        self._reported: dict[tuple[Source, ...], Finding] = {}
 
     @property
     def active(self) -> bool:
@@ -44,44 +43,53 @@ class RaceDetector:
 
     def wait(self, work: int) -> None:
         for window in self._windows.pop(work, ()):
-            window.cell.storage.in_flight.remove(window)
+            storage = window.cell.storage
+            storage.in_flight.remove(window)
+            if not storage.in_flight:
+                storage.patches.clear()
 
     def read(self, cells: Iterable[Cell], source: Source | None) -> None:
         for cell in cells:
             for window in cell.storage.in_flight:
-                if window.fills and _overlap(cell, window.cell):
+                if window.fills and overlap(cell, window.cell):
                     self._report("read", window, source)
 
     def write(self, cells: Iterable[Cell], source: Source | None) -> None:
         for cell in cells:
             for window in cell.storage.in_flight:
-                if _overlap(cell, window.cell):
+                if overlap(cell, window.cell):
                     self._report("written", window, source)
+
+    def returned(self, cell: Cell) -> None:
+        """The program hands out a tensor: nobody waits for it after that."""
+        for window in cell.storage.in_flight:
+            if window.fills and overlap(cell, window.cell):
+                self._report("returned", window, None)
 
     def _report(self, verb: str, window: Window, source: Source | None) -> None:
         role = "fills" if window.fills else "reads"
         message = (
-            f"a buffer that {window.op} ({window.source}) {role} in the background is {verb} at {source} before its wait; "
-            "call wait() first, or use another buffer"
+            f"a buffer that {window.op} ({window.source}) {role} in the background is {verb}"
+            f"{f' at {source}' if source else ''} before its wait; call wait() first, or use another buffer"
         )
         sources = tuple(s for s in (source, window.source) if s is not None)
         finding = Finding("race", message, () if self._graph.rank is None else (self._graph.rank,), sources)
-        if finding not in self._graph.findings:
+        earlier = self._reported.get(sources)
+        if earlier is None:
             self._graph.findings.append(finding)
+        elif verb == "written":  # one line that both reads and writes is one fault
+            self._graph.findings[self._graph.findings.index(earlier)] = finding
+        else:
+            return
+        self._reported[sources] = finding
 
 
-def _overlap(a: Cell, b: Cell) -> bool:
+def overlap(a: Cell, b: Cell) -> bool:
     """Whether two windows of one storage have an element in common."""
-    first_a, last_a = _span(a)
-    first_b, last_b = _span(b)
-    if last_a < first_b or last_b < first_a or first_a > last_a or first_b > last_b:
-        return False
-    if a.value.numel > _EXACT_LIMIT or b.value.numel > _EXACT_LIMIT:
-        return True
-    return bool(np.intersect1d(_bytes(a), _bytes(b)).size)
+    return windows_overlap(a.geometry, b.geometry)
 
 
-def _span(cell: Cell) -> tuple[int, int]:
+def span(cell: Cell) -> tuple[int, int]:
     """The first and the last byte of a window; empty if last < first."""
     offset, shape, strides, dtype, *_ = cell.geometry
     if 0 in shape:
@@ -90,11 +98,35 @@ def _span(cell: Cell) -> tuple[int, int]:
     return offset * dtype.itemsize, (offset + reach + 1) * dtype.itemsize - 1
 
 
-def _bytes(cell: Cell) -> np.ndarray:
-    """Addresses of the first byte of each element. Windows of one storage are compared at equal element sizes, or not at all."""
-    offset, shape, strides, dtype, *_ = cell.geometry
-    addresses = np.array([offset], dtype=np.int64)
-    for size, stride in zip(shape, strides, strict=True):
-        addresses = (addresses[:, None] + np.arange(size, dtype=np.int64)[None, :] * stride).reshape(-1)
-    item = dtype.itemsize
-    return np.unique((addresses[:, None] * item + np.arange(item)[None, :]).reshape(-1))
+def windows_overlap(a: Geometry, b: Geometry) -> bool:
+    """Whether two windows of one storage have a byte in common: whether the distance between their first bytes is a sum of
+    multiples of their strides, each multiple within the bounds that the sizes set."""
+    if 0 in a[1] or 0 in b[1]:
+        return False
+    bounds: dict[int, tuple[int, int]] = {}
+    for window, forward in ((a, True), (b, False)):
+        _, shape, strides, dtype, *_ = window
+        steps = [(size - 1, stride * dtype.itemsize) for size, stride in zip(shape, strides, strict=True)]
+        for reach, stride in [*steps, (dtype.itemsize - 1, 1)]:
+            least, most = bounds.get(stride, (0, 0))
+            bounds[stride] = (least, most + reach) if forward else (least - reach, most)
+    bounds.pop(0, None)
+    return _is_reachable(b[0] * b[3].itemsize - a[0] * a[3].itemsize, bounds)
+
+
+def _is_reachable(distance: int, bounds: dict[int, tuple[int, int]]) -> bool:
+    """Decided from the largest stride down, where the smaller ones leave little choice. Too much choice counts as True."""
+    lowest = sum(stride * least for stride, (least, _) in bounds.items())
+    highest = sum(stride * most for stride, (_, most) in bounds.items())
+    left = {distance}
+    for stride in sorted(bounds, reverse=True):
+        least, most = bounds[stride]
+        lowest, highest = lowest - stride * least, highest - stride * most
+        following = set()
+        for rest in left:
+            for multiple in range(max(least, -((highest - rest) // stride)), min(most, (rest - lowest) // stride) + 1):
+                following.add(rest - multiple * stride)
+            if len(following) > _MOST_CHOICES:
+                return True
+        left = following
+    return 0 in left

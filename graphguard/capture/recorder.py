@@ -11,10 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphguard.aten.kernels import constant_of, tensors_in
-from graphguard.aten.operators import DTYPE_NAMES, IRRELEVANT_KEYWORDS, Operator, operator, symbol
-from graphguard.capture.aliasing import AliasTable, Cell
+from graphguard.aten.operators import DTYPE_NAMES, DTYPES, IRRELEVANT_KEYWORDS, Operator, operator, symbol
+from graphguard.capture.aliasing import AliasTable, Cell, geometry_of
 from graphguard.capture.constants import ConstantFolder, NotConstant
 from graphguard.capture.races import RaceDetector
+from graphguard.capture.randomness import RandomState
+from graphguard.capture.separate import require_separate
 from graphguard.capture.shapes import META, SHAPES, scalar_key
 from graphguard.capture.sources import SourceTracker
 from graphguard.capture.views import Call
@@ -25,11 +27,18 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
 _ALIASES = {"aten.detach.default", "aten.detach_.default", "aten.alias.default", "aten.lift_fresh.default"}
 _SILENT_NAMESPACES = {"profiler"}
+_RENAMES = {"aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.t.default",
+            "aten.transpose.int"}  # fmt: skip
 _TENSOR = object()
+_SELECTIONS = {"aten.index.Tensor", "aten.masked_select.default"}  # only the mask decides on the shape of the result
+# It writes running statistics, which its schema does not say; its twin computes the same and says so.
+_BATCH_NORM, _BATCH_NORM_TWIN = "aten.native_batch_norm.default", torch.ops.aten._native_batch_norm_legit.default
 
 
 class Recorder(TorchDispatchMode):
     """Appends to `graph` while it is entered. Tensors of the program carry no data; see `tensor_input`."""
+
+    supports_higher_order_operators = True  # in that they are refused in our words
 
     def __init__(self, graph: Graph, *, use_cache: bool = True):
         super().__init__()
@@ -38,10 +47,14 @@ class Recorder(TorchDispatchMode):
         self.aliases = AliasTable(self._emit_call, self._adopt)
         self.constants = ConstantFolder(graph)
         self.races = RaceDetector(graph)
+        self.random_state = RandomState()
         self.assumptions: dict[str, None] = {}
         self.failure: CaptureError | None = None  # the first one, kept in case the program catches it
         self.constructed = 0  # so many of the first nodes only built a module
         self.next_work = 0
+        self._adopted: list[tuple[torch.Tensor, Value]] = []
+        self.coalesced: int | None = None  # the work id of a block of communication that is started as one
+        self.results: dict[int, list[torch.Tensor]] = {}  # what each work fills, for those who ask for its future
         self._next_value = 0
         self._where: tuple[Source | None, bool] = (None, False)
         from graphguard.capture.collectives import HANDLERS
@@ -87,7 +100,23 @@ class Recorder(TorchDispatchMode):
                 f"the program reads a tensor of shape {tuple(tensor.shape)} that is neither an input nor has data; "
                 "pass it as an input, or create it inside the program"
             )
-        return self.new_constant(constant_of(tensor), tensor.dtype)
+        value = self.new_constant(constant_of(tensor), tensor.dtype)
+        self._adopted.append((tensor, value))
+        return value
+
+    def check_adopted(self) -> None:
+        """Memory from outside must still hold what it held when it was first seen, as the graph says so. Writes of the
+        program are recorded, not made; what changed it went around torch, through an array of numpy over it, say."""
+        self._where = (None, False)
+        end, written = 0, False
+        for tensor, value in sorted(self._adopted, key=lambda item: item[0].data_ptr()):
+            shared, is_written = tensor.data_ptr() < end, self.aliases.cell(tensor).storage.version > 0
+            end, written = max(end, tensor.data_ptr() + tensor.nbytes), is_written or (shared and written)
+            if (shared and written) or constant_of(tensor) != self.graph.constants[value]:
+                raise self.failed(CaptureError(
+                    f"the memory of a constant of shape {tuple(tensor.shape)} is changed through numpy or another tensor that "
+                    "torch does not know to share it; give the program a copy (`torch.tensor(array)`)"
+                ))  # fmt: skip
 
     # ------------------------------------------------------------------ nodes
     def emit(
@@ -129,15 +158,15 @@ class Recorder(TorchDispatchMode):
             if kind not in _PLAIN:
                 return NotImplemented  # a wrapper such as DTensor: it calls us back with what it holds
         try:
+            self._where = self.sources.here()
             return self._dispatch(operator(func), args, kwargs)
         except CaptureError as error:
-            self._failed(error)
+            self.failed(error)
             raise
 
     def _dispatch(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if info.namespace in _SILENT_NAMESPACES:
             return info.func(*args, **kwargs)
-        self._where = self.sources.here()
         handler = self._handlers.get(info.name)
         if handler is not None:
             return handler(self, info, args, kwargs)
@@ -146,9 +175,10 @@ class Recorder(TorchDispatchMode):
         if info.composite:  # torch takes these apart itself, except in inference mode and inside handlers
             with self.resumed():
                 return info.func.decompose(*args, **kwargs)
+        if info.name == _BATCH_NORM and args[3] is not None and args[5]:
+            info = operator(_BATCH_NORM_TWIN)
         if info.renames_dims:
-            raise CaptureError(f"{info.name} changes a tensor's shape in place, which is not modelled; use the form "
-                               "that returns a new tensor")  # fmt: skip
+            return self._rename_dims(info, args)
         if info.reads_scalar:
             return self._read_scalar(info, args)
         return self._record(info, args, kwargs)
@@ -175,13 +205,32 @@ class Recorder(TorchDispatchMode):
         if info.has_dtype and "dtype" not in keywords and isinstance(result, torch.Tensor) and not cells:
             keywords["dtype"] = Symbol("dtype", DTYPE_NAMES[result.dtype])
         if info.written:
-            return self._record_writes(info, args, kwargs, encoded, keywords, result, with_data)
+            return self._record_writes(info, args, kwargs, encoded, keywords, result, with_data, cells)
         outputs = tensors_in(result)
-        values = tuple([self.new_value(t.shape, t.dtype) for t in outputs])
-        self.emit(info.name, encoded, keywords, values)
+        values = self._values(info, encoded, keywords, outputs, kwargs)
         for tensor, value in zip(outputs, values, strict=True):
             self._bind_fresh(info, tensor, value)
         return result
+
+    def _values(
+        self,
+        info: Operator,
+        args: tuple[Arg, ...],
+        keywords: dict[str, Arg],
+        outputs: list[torch.Tensor],
+        kwargs: dict[str, Any],
+        writes: tuple[str, ...] = (),
+    ) -> tuple[Value, ...]:
+        """What the outputs hold: new values, of a new node, except for random numbers that were drawn before."""
+        tracked = info.random and "generator" not in kwargs
+        drawn = self.random_state.draw(info, args, keywords, outputs) if tracked else None
+        if drawn is not None:
+            return drawn
+        values = tuple([self.new_value(t.shape, t.dtype) for t in outputs])
+        self.emit(info.name, args, keywords, values, writes)
+        if tracked:
+            self.random_state.remember(values)
+        return values
 
     def _bind_fresh(self, info: Operator, tensor: torch.Tensor, value: Value) -> None:
         if self.aliases.storage_of(tensor) is not None:
@@ -197,6 +246,7 @@ class Recorder(TorchDispatchMode):
         keywords: dict[str, Arg],
         result: Any,
         with_data: dict[int, torch.Tensor],
+        arguments: list[Cell],
     ) -> Any:
         written: list[torch.Tensor] = []
         names: list[str] = []
@@ -206,9 +256,9 @@ class Recorder(TorchDispatchMode):
             written += targets
             names += [name] if isinstance(held, torch.Tensor) else [f"{name}.{i}" for i in range(len(targets))]
         fresh = [t for t in tensors_in(result) if all(t is not w for w in written)]
-        values = tuple([self.new_value(t.shape, t.dtype) for t in written + fresh])
-        self.emit(info.name, encoded, keywords, values, tuple(names))
-        cells = [self.aliases.cell(tensor) for tensor in written]
+        cells = [self._target(info, tensor, arguments) for tensor in written]
+        require_separate(info, arguments, cells)
+        values = self._values(info, encoded, keywords, written + fresh, kwargs, tuple(names))
         if self.races.active:
             self.races.write(cells, self.here())
         for cell, value in zip(cells, values, strict=False):
@@ -216,6 +266,18 @@ class Recorder(TorchDispatchMode):
         for tensor, value in zip(fresh, values[len(written) :], strict=True):
             self._bind_fresh(info, tensor, value)
         return _original(result, with_data) if with_data else result
+
+    def _target(self, info: Operator, tensor: torch.Tensor, arguments: list[Cell]) -> Cell:
+        """The window that an operator has written. `out=` tensors of another size are resized by torch: fine for an empty
+        one, which has nothing to lose."""
+        storage = self.aliases.storage_of(tensor)
+        cell = None if storage is None else storage.cells.get(geometry_of(tensor))
+        if cell is not None and cell in arguments:
+            return cell
+        before = [argument for argument in arguments if argument.storage is storage]
+        if storage is None or storage.twin is not None or not all(0 in argument.shape for argument in before):
+            raise CaptureError(f"{info.name} resizes the tensor that it writes to; give it one of the right shape")
+        return self.aliases.bind(tensor, self.new_value(tensor.shape, tensor.dtype))
 
     def _encode(self, arg: Any, cells: list[Cell], with_data: dict[int, torch.Tensor]) -> Arg:
         """An argument as the graph has it. Collects the windows that it reads, and a meta twin for each tensor with data."""
@@ -252,7 +314,9 @@ class Recorder(TorchDispatchMode):
         if info.is_factory:
             args = tuple([META if isinstance(arg, torch.device) else arg for arg in args])
             kwargs = {**kwargs, "device": META}
-        return args, {name: arg for name, arg in kwargs.items() if name not in ("generator", "pin_memory")}
+        # meta kernels draw no numbers: a generator of another device would only be refused
+        kwargs = {name: None if name == "generator" else arg for name, arg in kwargs.items() if name != "pin_memory"}
+        return args, kwargs
 
     def _execute(
         self,
@@ -289,9 +353,9 @@ class Recorder(TorchDispatchMode):
         except NotImplementedError as error:
             if "meta" not in str(error).lower():
                 raise
+            advice = "use another operator" if info.namespace == "aten" else "register one with torch.library.register_fake"
             raise CaptureError(
-                f"the operator {info.name} has no meta kernel, so its output shape is not known without running it; "
-                "register one with torch.library.register_fake"
+                f"the operator {info.name} has no meta kernel, so its output shape is not known without running it; {advice}"
             ) from None
 
     def _alias(self, info: Operator, args: tuple[Any, ...]) -> torch.Tensor:
@@ -300,6 +364,18 @@ class Recorder(TorchDispatchMode):
         cell = self.aliases.cell(tensor)
         source = tensor if tensor.is_meta else self.aliases.without_data(cell)
         return info.func(source)
+
+    def _rename_dims(self, info: Operator, args: tuple[Any, ...]) -> torch.Tensor:
+        """`squeeze_` and the like move a tensor to another window of its memory: they are views that keep the object. They
+        touch no data, so that a tensor with data may be renamed as it is."""
+        view = info.name.replace("_.", ".", 1)
+        if view not in _RENAMES:
+            raise CaptureError(f"{info.name} changes a tensor's shape in place, which is not modelled; use the form "
+                               "that returns a new tensor")  # fmt: skip
+        base = self.aliases.cell(args[0])
+        renamed: torch.Tensor = info.func(*args)
+        self.aliases.bind_views(view, base, [renamed], args[1:])
+        return renamed
 
     # ------------------------------------------------------------------ reading values
     def constant_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -312,9 +388,9 @@ class Recorder(TorchDispatchMode):
                 f"the program reads the value of a tensor that depends on {reason.culprit}; what it does next would hold "
                 "for that value only, so keep values in tensors (torch.where, masks) or pass it as a Python number"
             )
-        raise self._failed(error)
+        raise self.failed(error)
 
-    def _failed(self, error: CaptureError) -> CaptureError:
+    def failed(self, error: CaptureError) -> CaptureError:
         if self.failure is None:
             source = self.here()
             self.failure = error.located(str(source)) if source else error
@@ -326,13 +402,17 @@ class Recorder(TorchDispatchMode):
     def _known_shape(self, info: Operator, encoded: tuple[Arg, ...], keywords: dict[str, Arg]) -> Any:
         """An operator whose output shape depends on data: fine where the data are constants."""
         node = Node(info.name, encoded, keywords, ())
+        selected = {encoded[0]} if info.name in _SELECTIONS else set()
         try:
-            known = {value: self.constants.tensor(value) for value in node.operands()}
+            known = {value: self.constants.tensor(value) for value in node.operands() if value not in selected}
         except NotConstant as reason:
             raise CaptureError(
                 f"the shape of {info.name}'s result depends on {reason.culprit}; shapes must not depend on values: use a mask "
                 "(torch.where) instead of selecting elements"
             ) from None
+        for value in selected:
+            assert isinstance(value, Value)
+            known[value] = torch.zeros((), dtype=DTYPES[value.dtype]).expand(value.shape)
         results = self.constants.kernels.run(node, known.__getitem__)
         fresh = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=META) for t in results]
         return fresh[0] if len(fresh) == 1 else tuple(fresh)

@@ -116,8 +116,8 @@ def _capture_all(
         for position, result in run_isolated(tasks, workers):
             index = pending[position]
             if isinstance(result, GraphGuardError):
-                failures[index] = result
-                break
+                failures[index] = result  # the others still run, so that the error shown is the same every time
+                continue
             answers[index] = pickle.loads(result)
             if progress is not None:
                 progress(_title(whats[index]), sum(a.complete for a in answers.values()), len(whats))
@@ -232,24 +232,26 @@ def _guarded(function: Callable[[], Any], recorder: Recorder, who: str) -> Any:
         result = function()
     except (UsageError, InternalError):
         raise
-    except Exception as error:
+    except (ObjectsMissing, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         if recorder.failure is not None:
             raise recorder.failure.located(who) from None
         raise _program_error(error, who) from None
-    except SystemExit:
-        raise ProgramError(f"{who} called sys.exit()") from None
     if recorder.failure is not None:  # the program caught our error and went on: what it did then is not its real path
         raise recorder.failure.located(who)
     return result
 
 
-def _program_error(error: Exception, who: str) -> ProgramError:
+def _program_error(error: BaseException, who: str) -> ProgramError:
     frames = tuple(
         (frame.filename, frame.lineno or 0, frame.name)
         for frame in traceback.extract_tb(error.__traceback__)
         if is_user_file(frame.filename)
     )
     where = f" at {frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}" if frames else ""
+    if isinstance(error, SystemExit):
+        return ProgramError(f"{who} called sys.exit(){where}", frames)
     text = str(error).strip().split("\n")[0]
     return ProgramError(f"{who} raised {type(error).__name__}{where}: {text}", frames)
 

@@ -26,7 +26,8 @@ _HIDDEN = (
     "<string>",
     "<eval_with_key>",
 )
-_ENTRY = os.path.join(_OURS, "capture", "program.py")  # what called us is not the program's
+# What called these is not the program's: a command line, a test runner.
+_ENTRIES = {os.path.join(_OURS, "capture", file) for file in ("program.py", "session.py")}
 _BACKWARD_ENTRY = torch.autograd.graph._engine_run_backward.__code__
 
 
@@ -70,7 +71,7 @@ class SourceTracker:
         frame = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
-            if (stop_at_engine and code is _BACKWARD_ENTRY) or code.co_filename == _ENTRY:
+            if (stop_at_engine and code is _BACKWARD_ENTRY) or code.co_filename in _ENTRIES:
                 return None
             if not code.co_filename.startswith(_HIDDEN):
                 key = (code.co_filename, frame.f_lineno)

@@ -128,6 +128,11 @@ _STEPS: dict[str, Callable[[Cell, Shape, Args], ViewStep]] = {
 }  # fmt: skip
 
 
+# Views with several outputs: pieces along one dim, in order.
+PARTS = {"aten.unbind.int", "aten.split.Tensor", "aten.split_with_sizes.default", "aten.unsafe_split.Tensor",
+         "aten.unsafe_split_with_sizes.default"}  # fmt: skip
+
+
 def view_step(op: str, base: Cell, shape: Shape, args: Args) -> ViewStep:
     """The step of a view operator with one output."""
     make = _STEPS.get(op)
@@ -137,15 +142,13 @@ def view_step(op: str, base: Cell, shape: Shape, args: Args) -> ViewStep:
 
 
 def part_steps(op: str, base: Cell, shapes: list[Shape], args: Args) -> list[ViewStep]:
-    """The steps of a view operator with several outputs: pieces along one dim, in order."""
+    """The steps of a view operator with several outputs."""
     if op == "aten.unbind.int":
         dim = (args[0] if args else 0) % len(base.shape)
         return [select_step(dim, index) for index in range(len(shapes))]
-    if op in ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default"):
-        dim = (args[1] if len(args) > 1 else 0) % len(base.shape)
-        steps, start = [], 0
-        for shape in shapes:
-            steps.append(slice_step(dim, start, start + shape[dim]))
-            start += shape[dim]
-        return steps
-    raise CaptureError(f"the view operator {op} is not modelled; copy the tensor first (`.clone()`)")
+    dim = (args[1] if len(args) > 1 else 0) % len(base.shape)
+    steps, start = [], 0
+    for shape in shapes:
+        steps.append(slice_step(dim, start, start + shape[dim]))
+        start += shape[dim]
+    return steps

@@ -26,7 +26,7 @@ def _reduced(match: Match, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         case "sum":
             return fold(torch.add, tensors)
         case "avg":
-            return fold(torch.add, tensors) / len(tensors)
+            return _average(fold(torch.add, tensors), len(tensors))
         case "premul_sum":
             factors = [match.nodes[rank].kwargs["factor"] for rank in match.group]
             return fold(torch.add, [tensor * factor for tensor, factor in zip(tensors, factors, strict=True)])
@@ -44,6 +44,15 @@ def _reduced(match: Match, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             return fold(torch.bitwise_xor, tensors)
         case other:
             raise ReplayError(f"unknown reduce operation {other!r}")
+
+
+def _average(total: torch.Tensor, count: int) -> torch.Tensor:
+    """Integers are divided as NCCL does; gloo refuses them."""
+    if total.dtype == torch.bool:
+        raise ReplayError("an average of booleans is not defined; convert them to numbers first")
+    if total.is_floating_point() or total.is_complex():
+        return total / count
+    return torch.div(total, count, rounding_mode="trunc")
 
 
 def _in_group_order(match: Match, operands: Operands) -> list[Sequence[torch.Tensor]]:
@@ -65,7 +74,7 @@ def _reduce(match: Match, operands: Operands) -> Results:
 def _unspecified(like: torch.Tensor) -> torch.Tensor:
     if like.is_floating_point() or like.is_complex():
         return torch.full_like(like, math.nan)
-    return torch.full_like(like, torch.iinfo(like.dtype).max // 2)
+    return torch.full_like(like, True if like.dtype == torch.bool else torch.iinfo(like.dtype).max // 2)
 
 
 def _all_gather(match: Match, operands: Operands) -> Results:

@@ -23,6 +23,8 @@ class Run:
         if missing:
             raise ReplayError(f"{graph.name}: no tensor is given for the input {missing[0]!r}")
         self.graph, self.kernels, self.position = graph, kernels, 0
+        self.put_off: list[Node] = []
+        self.awaited: dict[object, list[Value]] = {}  # what each work fills
         self.values: dict[Value, torch.Tensor] = {}
         for name, value in graph.inputs.items():
             given = kernels.cast(inputs[name].detach())
@@ -41,24 +43,48 @@ class Run:
             raise ReplayError(f"{self.graph.name}: {node} failed: {error}") from error
         for value, result in zip(node.outputs, results, strict=False):
             if tuple(result.shape) != value.shape:
+                if not self._is_used(value):  # what an operator saves for its backward depends on the backend
+                    continue
                 raise ReplayError(f"{self.graph.name}: {node} gave shape {tuple(result.shape)}")
             self.values[value] = result
+
+    def _is_used(self, value: Value) -> bool:
+        return value in self.graph.outputs.values() or any(value in node.operands() for node in self.graph.nodes)
+
+    @property
+    def done(self) -> bool:
+        return self.position == len(self.graph.nodes) and not self.put_off
 
     def advance(self) -> Node | None:
         """Run up to the next node that communicates, and return it unexecuted; None at the end, or when a value is needed
         that other ranks have yet to send."""
-        nodes = self.graph.nodes
-        while self.position < len(nodes):
-            node = nodes[self.position]
-            if any(value not in self.values for value in node.operands()):
+        while (node := self._next_ready()) is not None:
+            if not node.communicates:
+                self.execute(node)
+            elif node.op != "dist.wait":
+                self.awaited.setdefault(node.kwargs["work"], []).extend(node.outputs)
+                return node
+        return None
+
+    def _next_ready(self) -> Node | None:
+        """In the order of the program, but for nodes that need what is still in flight: those are put off, so that the rest
+        of a buffer can be sent while a part of it is received."""
+        for index, node in enumerate(self.put_off):
+            if self._is_ready(node):
+                return self.put_off.pop(index)
+        while self.position < len(self.graph.nodes):
+            node = self.graph.nodes[self.position]
+            waits = node.op == "dist.wait"
+            if waits and any(value not in self.values for value in self.awaited.get(node.kwargs["work"], ())):
                 return None
             self.position += 1
-            if node.communicates:
-                if node.op != "dist.wait":
-                    return node
-            else:
-                self.execute(node)
+            if self._is_ready(node):
+                return node
+            self.put_off.append(node)
         return None
+
+    def _is_ready(self, node: Node) -> bool:
+        return all(value in self.values for value in node.operands())
 
     def outputs(self) -> dict[str, torch.Tensor | None]:
         return {path: None if value is None else self.values[value] for path, value in self.graph.outputs.items()}
@@ -98,7 +124,7 @@ def run_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False) ->
                     ready.add(rank)
                     if len(ready) == len(match.nodes):
                         _deliver(match, states)
-                if states[rank].position == len(states[rank].graph.nodes):
+                if states[rank].done:
                     running.remove(rank)
                     moved = True
             if not moved:
