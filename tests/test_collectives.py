@@ -75,7 +75,9 @@ def test_average_of_integers_rounds_toward_zero():
     assert_means(program, 3, inputs, lambda xs: [torch.div(sum(xs), 3, rounding_mode="trunc")] * 3)
 
 
-@pytest.mark.parametrize(("op", "meaning"), [(ReduceOp.SUM, torch.logical_or), (ReduceOp.PRODUCT, torch.logical_and)], ids=["or", "and"])
+@pytest.mark.parametrize(
+    ("op", "meaning"), [(ReduceOp.SUM, torch.logical_or), (ReduceOp.PRODUCT, torch.logical_and)], ids=["or", "and"]
+)
 def test_reduction_of_booleans_is_a_logical_one(op, meaning):
     def program(x):
         dist.all_reduce(x, op)

@@ -567,3 +567,9 @@ def test_the_memory_of_output_shapes_changes_nothing():
     role = FunctionProgram(told_apart_by_the_kinds_of_their_arguments, "sequential")
     texts = {str(capture_sequential(role, IDS, use_cache=cached)) for cached in (True, False)}
     assert texts == {str(graph)}
+
+
+def test_compiled_functions_are_captured_as_they_were_written():
+    compiled = torch.compile(lambda x: torch.relu(x) * 2, backend="eager")
+    graph = assert_replays_as_eager(lambda x: compiled(x), {"x": Input((3, 4))})
+    assert [node.op for node in graph.nodes] == ["aten.relu.default", "aten.mul.Tensor"]

@@ -48,6 +48,7 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     _read_values_from_the_graph(recorder)
     _pretend_devices()
     _give_addresses()
+    torch.compiler.set_stance("force_eager")  # compiled functions run as they were written
     _note_autocast(recorder)
     _follow_the_generator(recorder)
     _locate_custom_functions(recorder)

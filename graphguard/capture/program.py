@@ -114,29 +114,31 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 def record_outputs(recorder: Recorder, outputs: Any) -> None:
     """Name the program's outputs by their path, and say which values they are."""
     recorder.check_adopted()
-    if outputs is None:
-        return
-    leaves, _ = pytree.tree_flatten_with_path(outputs)
-    for path, leaf in leaves:
-        name = path_name(path)
-        if leaf is None:
-            recorder.graph.outputs[name] = None
-        elif isinstance(leaf, torch.Tensor):
-            if leaf.layout is not torch.strided:
-                layout = str(leaf.layout).removeprefix("torch.")
-                raise UsageError(f"output {name!r} is a tensor of layout {layout}; return a dense one (`.to_dense()`)")
-            if isinstance(leaf, DTensor):
-                recorder.graph.layouts[name] = _layout(leaf)
-            with recorder:
-                tensor = _local(leaf.detach())
-                recorder.graph.outputs[name] = recorder.value(tensor)
-                recorder.races.returned(recorder.aliases.cell(tensor))
-        elif isinstance(leaf, (bool, int, float, complex)):
+    leaves = [] if outputs is None else pytree.tree_flatten_with_path(outputs)[0]
+    named = {path_name(path): leaf for path, leaf in leaves}
+    recorder.graph.outputs = dict.fromkeys(named)
+    with recorder:
+        for name, leaf in named.items():
+            if isinstance(leaf, torch.Tensor):
+                _record_tensor(recorder, name, leaf)
+    for name, leaf in named.items():
+        if isinstance(leaf, (bool, int, float, complex)):
             number = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
             recorder.graph.outputs[name] = recorder.new_constant(constant_of(number), number.dtype)
-        else:
+        elif leaf is not None and not isinstance(leaf, torch.Tensor):
             raise UsageError(f"output {name!r} is of type {type(leaf).__name__}; programs return tensors, or dicts and "
                              "lists of tensors")  # fmt: skip
+
+
+def _record_tensor(recorder: Recorder, name: str, output: torch.Tensor) -> None:
+    if output.layout is not torch.strided:
+        layout = str(output.layout).removeprefix("torch.")
+        raise UsageError(f"output {name!r} is a tensor of layout {layout}; return a dense one (`.to_dense()`)")
+    if isinstance(output, DTensor):
+        recorder.graph.layouts[name] = _layout(output)
+    tensor = _local(output.detach())
+    recorder.graph.outputs[name] = recorder.value(tensor)
+    recorder.races.returned(recorder.aliases.cell(tensor))
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -11,13 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphguard.aten.kernels import constant_of, tensors_in
-from graphguard.aten.operators import DTYPE_NAMES, DTYPES, IRRELEVANT_KEYWORDS, Operator, operator, symbol
+from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.aliasing import AliasTable, Cell, geometry_of
 from graphguard.capture.constants import ConstantFolder, NotConstant
+from graphguard.capture.invocation import Invocation
 from graphguard.capture.races import RaceDetector
 from graphguard.capture.randomness import RandomState
 from graphguard.capture.separate import require_separate
-from graphguard.capture.shapes import META, SHAPES, scalar_key
+from graphguard.capture.shapes import META, SHAPES
 from graphguard.capture.sources import SourceTracker
 from graphguard.capture.views import Call
 from graphguard.errors import CaptureError
@@ -29,7 +30,6 @@ _ALIASES = {"aten.detach.default", "aten.detach_.default", "aten.alias.default",
 _SILENT_NAMESPACES = {"profiler"}
 _RENAMES = {"aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.t.default",
             "aten.transpose.int"}  # fmt: skip
-_TENSOR = object()
 _SELECTIONS = {"aten.index.Tensor", "aten.masked_select.default"}  # only the mask decides on the shape of the result
 # It writes running statistics, which its schema does not say; its twin computes the same and says so.
 _BATCH_NORM, _BATCH_NORM_TWIN = "aten.native_batch_norm.default", torch.ops.aten._native_batch_norm_legit.default
@@ -181,53 +181,36 @@ class Recorder(TorchDispatchMode):
             return self._rename_dims(info, args)
         if info.reads_scalar:
             return self._read_scalar(info, args)
-        return self._record(info, args, kwargs)
+        return self._record(Invocation(info, args, kwargs, self.aliases))
 
-    def _record(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        cells: list[Cell] = []
-        with_data: dict[int, torch.Tensor] = {}
-        encoded = tuple([self._encode(arg, cells, with_data) for arg in args])
-        keywords: dict[str, Arg] = {}
-        for name, arg in kwargs.items():
-            if name not in IRRELEVANT_KEYWORDS:
-                keywords[name] = self._encode(arg, cells, with_data)
-        if with_data or info.is_factory or "generator" in kwargs:
-            args, kwargs = self._onto_meta(info, args, kwargs, with_data)
-        if info.dynamic and _shape_depends_on_data(info, args, kwargs):
-            result = self._known_shape(info, encoded, keywords)
+    def _record(self, call: Invocation) -> Any:
+        info = call.info
+        if info.dynamic and _shape_depends_on_data(call):
+            result = self._known_shape(call)
         else:
-            result = self._execute(info, args, kwargs, encoded, keywords, cells)
+            result = self._execute(call)
         if info.is_view:
-            self.aliases.bind_views(info.name, cells[0], tensors_in(result), encoded[1:])
+            self.aliases.bind_views(info.name, call.cells[0], tensors_in(result), call.encoded[1:])
             return result
         if self.races.active:
-            self.races.read(cells, self.here())
-        if info.has_dtype and "dtype" not in keywords and isinstance(result, torch.Tensor) and not cells:
-            keywords["dtype"] = Symbol("dtype", DTYPE_NAMES[result.dtype])
+            self.races.read(call.cells, self.here())
+        if info.has_dtype and "dtype" not in call.keywords and isinstance(result, torch.Tensor) and not call.cells:
+            call.keywords["dtype"] = Symbol("dtype", DTYPE_NAMES[result.dtype])
         if info.written:
-            return self._record_writes(info, args, kwargs, encoded, keywords, result, with_data, cells)
+            return self._record_writes(call, result)
         outputs = tensors_in(result)
-        values = self._values(info, encoded, keywords, outputs, kwargs)
-        for tensor, value in zip(outputs, values, strict=True):
+        for tensor, value in zip(outputs, self._values(call, outputs), strict=True):
             self._bind_fresh(info, tensor, value)
         return result
 
-    def _values(
-        self,
-        info: Operator,
-        args: tuple[Arg, ...],
-        keywords: dict[str, Arg],
-        outputs: list[torch.Tensor],
-        kwargs: dict[str, Any],
-        writes: tuple[str, ...] = (),
-    ) -> tuple[Value, ...]:
+    def _values(self, call: Invocation, outputs: list[torch.Tensor], writes: tuple[str, ...] = ()) -> tuple[Value, ...]:
         """What the outputs hold: new values, of a new node, except for random numbers that were drawn before."""
-        tracked = info.random and "generator" not in kwargs
-        drawn = self.random_state.draw(info, args, keywords, outputs) if tracked else None
+        tracked = call.info.random and "generator" not in call.kwargs
+        drawn = self.random_state.draw(call.info, call.encoded, call.keywords, outputs) if tracked else None
         if drawn is not None:
             return drawn
         values = tuple([self.new_value(t.shape, t.dtype) for t in outputs])
-        self.emit(info.name, args, keywords, values, writes)
+        self.emit(call.info.name, call.encoded, call.keywords, values, writes)
         if tracked:
             self.random_state.remember(values)
         return values
@@ -237,35 +220,26 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{info.name} returns memory of an argument, which its schema does not say; return a copy")
         self.aliases.bind(tensor, value)
 
-    def _record_writes(
-        self,
-        info: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        encoded: tuple[Arg, ...],
-        keywords: dict[str, Arg],
-        result: Any,
-        with_data: dict[int, torch.Tensor],
-        arguments: list[Cell],
-    ) -> Any:
+    def _record_writes(self, call: Invocation, result: Any) -> Any:
+        info = call.info
         written: list[torch.Tensor] = []
         names: list[str] = []
         for position, name, keyword_only in info.written:
-            held = kwargs.get(name) if keyword_only or position >= len(args) else args[position]
+            held = call.argument(position, name, keyword_only)
             targets = tensors_in(held)
             written += targets
             names += [name] if isinstance(held, torch.Tensor) else [f"{name}.{i}" for i in range(len(targets))]
         fresh = [t for t in tensors_in(result) if all(t is not w for w in written)]
-        cells = [self._target(info, tensor, arguments) for tensor in written]
-        require_separate(info, arguments, cells)
-        values = self._values(info, encoded, keywords, written + fresh, kwargs, tuple(names))
+        cells = [self._target(info, tensor, call.cells) for tensor in written]
+        require_separate(info, call.cells, cells)
+        values = self._values(call, written + fresh, tuple(names))
         if self.races.active:
             self.races.write(cells, self.here())
         for cell, value in zip(cells, values, strict=False):
             self.aliases.write(cell, value)
         for tensor, value in zip(fresh, values[len(written) :], strict=True):
             self._bind_fresh(info, tensor, value)
-        return _original(result, with_data) if with_data else result
+        return call.returned(result)
 
     def _target(self, info: Operator, tensor: torch.Tensor, arguments: list[Cell]) -> Cell:
         """The window that an operator has written. `out=` tensors of another size are resized by torch: fine for an empty
@@ -279,77 +253,24 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{info.name} resizes the tensor that it writes to; give it one of the right shape")
         return self.aliases.bind(tensor, self.new_value(tensor.shape, tensor.dtype))
 
-    def _encode(self, arg: Any, cells: list[Cell], with_data: dict[int, torch.Tensor]) -> Arg:
-        """An argument as the graph has it. Collects the windows that it reads, and a meta twin for each tensor with data."""
-        kind = type(arg)
-        if kind is int or kind is float or kind is bool or kind is str or arg is None:
-            return arg  # type: ignore[no-any-return]
-        if isinstance(arg, torch.Tensor):
-            cell = self.aliases.cell(arg)
-            cells.append(cell)
-            if not arg.is_meta:
-                with_data[id(arg)] = arg
-            return self.aliases.read(cell)
-        if isinstance(arg, (list, tuple)):
-            return tuple([self._encode(item, cells, with_data) for item in arg])
-        named = symbol(arg)
-        if named is not None:
-            return named
-        if isinstance(arg, (bool, int, float, complex)):
-            return arg
-        if isinstance(arg, torch.device):
-            return Symbol("device", "cpu")
-        raise CaptureError(f"an argument of type {kind.__name__} cannot be part of a graph")
-
-    def _onto_meta(
-        self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: dict[int, torch.Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call without data: tensors that have some are replaced, and new tensors are made on meta."""
-        if with_data:
-            twins = {key: self.aliases.without_data(self.aliases.cell(t)) for key, t in with_data.items()}
-            args = _replace(args, twins)
-            kwargs = {name: _replace(arg, twins) for name, arg in kwargs.items()}
-            for key, twin in twins.items():
-                with_data[id(twin)] = with_data[key]
-        if info.is_factory:
-            args = tuple([META if isinstance(arg, torch.device) else arg for arg in args])
-            kwargs = {**kwargs, "device": META}
-        # meta kernels draw no numbers: a generator of another device would only be refused
-        kwargs = {name: None if name == "generator" else arg for name, arg in kwargs.items() if name != "pin_memory"}
-        return args, kwargs
-
-    def _execute(
-        self,
-        info: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        encoded: tuple[Arg, ...],
-        keywords: dict[str, Arg],
-        cells: list[Cell],
-    ) -> Any:
+    def _execute(self, call: Invocation) -> Any:
         """Run the operator on meta tensors, or remember what it gave for inputs of the same form."""
-        if not (self.use_cache and info.cacheable):
-            return self._run(info, args, kwargs)
-        first = args[0] if args else None
-        key = (
-            info,
-            torch.get_default_dtype(),
-            tuple([cell.key for cell in cells]),
-            tuple([_form_key(arg) for arg in encoded]),
-            tuple([(name, _form_key(arg)) for name, arg in kwargs.items()]) if kwargs else None,
-        )
+        if not (self.use_cache and call.info.cacheable):
+            return self._run(call)
+        key = call.key()
         remembered = SHAPES.get(key)
         if remembered is not None:
-            return SHAPES.revive(remembered, first)
-        result = self._run(info, args, kwargs)
-        if not any(self.aliases.storage_of(t) for t in tensors_in(result) if t is not first):
-            SHAPES.put(key, result, first, len(info.written))
+            return SHAPES.revive(remembered, call.first)
+        result = self._run(call)
+        if not any(self.aliases.storage_of(t) for t in tensors_in(result) if t is not call.first):
+            SHAPES.put(key, result, call.first, len(call.info.written))
         return result
 
     @staticmethod
-    def _run(info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(call: Invocation) -> Any:
+        info = call.info
         try:
-            return info.func(*args, **kwargs)
+            return info.func(*call.args, **call.kwargs)
         except NotImplementedError as error:
             if "meta" not in str(error).lower():
                 raise
@@ -399,15 +320,15 @@ class Recorder(TorchDispatchMode):
     def _read_scalar(self, info: Operator, args: tuple[Any, ...]) -> Any:
         return info.func(*[self.constant_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
 
-    def _known_shape(self, info: Operator, encoded: tuple[Arg, ...], keywords: dict[str, Arg]) -> Any:
+    def _known_shape(self, call: Invocation) -> Any:
         """An operator whose output shape depends on data: fine where the data are constants."""
-        node = Node(info.name, encoded, keywords, ())
-        selected = {encoded[0]} if info.name in _SELECTIONS else set()
+        node = Node(call.info.name, call.encoded, call.keywords, ())
+        selected = {call.encoded[0]} if node.op in _SELECTIONS else set()
         try:
             known = {value: self.constants.tensor(value) for value in node.operands() if value not in selected}
         except NotConstant as reason:
             raise CaptureError(
-                f"the shape of {info.name}'s result depends on {reason.culprit}; shapes must not depend on values: use a mask "
+                f"the shape of {node.op}'s result depends on {reason.culprit}; shapes must not depend on values: use a mask "
                 "(torch.where) instead of selecting elements"
             ) from None
         for value in selected:
@@ -439,39 +360,13 @@ class Recorder(TorchDispatchMode):
         self.graph.assumptions = tuple(sorted({*self.graph.assumptions, *self.assumptions}))
 
 
-def _shape_depends_on_data(info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _shape_depends_on_data(call: Invocation) -> bool:
     """Some operators are marked as such for one of their uses only."""
-    if info.name == "aten.index.Tensor":
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    if info.name == "aten.repeat_interleave.Tensor":
-        return kwargs.get("output_size") is None
+    if call.info.name == "aten.index.Tensor":
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in call.args[1])
+    if call.info.name == "aten.repeat_interleave.Tensor":
+        return call.kwargs.get("output_size") is None
     return True
-
-
-def _form_key(arg: object) -> object:
-    kind = type(arg)
-    if kind is Value or isinstance(arg, torch.Tensor):
-        return _TENSOR  # its form is in the key already, in order
-    if kind is tuple or kind is list:
-        return tuple([_form_key(item) for item in arg])  # type: ignore[attr-defined]
-    return scalar_key(arg)
-
-
-def _replace(arg: Any, twins: dict[int, torch.Tensor]) -> Any:
-    if isinstance(arg, torch.Tensor):
-        return twins.get(id(arg), arg)
-    if isinstance(arg, (list, tuple)):
-        return type(arg)(_replace(item, twins) for item in arg)
-    return arg
-
-
-def _original(result: Any, with_data: dict[int, torch.Tensor]) -> Any:
-    """The caller's own tensors in place of the twins that stood for them."""
-    if isinstance(result, torch.Tensor):
-        return with_data.get(id(result), result)
-    if isinstance(result, (list, tuple)):
-        return type(result)(_original(item, with_data) for item in result)
-    return result
 
 
 def _without_dynamo_guard() -> None:
