@@ -41,6 +41,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "nodes": nodes,
         "outputs": {path: None if value is None else value.id for path, value in graph.outputs.items()},
         "layouts": graph.layouts,
+        "input_layouts": graph.input_layouts,
         "findings": findings,
         "sources": list(sources),
     }
@@ -131,7 +132,10 @@ class _Reader:
             graph.constants[defined] = self._constant(defined, data)
         graph.nodes = [self._node(item) for item in self._list(plain["nodes"], "nodes")]
         graph.outputs = {self._text(path): None if id is None else self._known(id) for path, id in plain["outputs"].items()}
-        graph.layouts = {self._text(path): self._layout(item) for path, item in plain["layouts"].items()}
+        graph.layouts, graph.input_layouts = (
+            {self._text(path): self._layout(item) for path, item in plain[kind].items()}
+            for kind in ("layouts", "input_layouts")
+        )
         graph.findings = [self._finding(item) for item in self._list(plain["findings"], "findings")]
         return graph
 

@@ -178,7 +178,8 @@ class Graph:
     outputs: dict[str, Value | None] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[Value, Constant] = field(default_factory=dict)
-    layouts: dict[str, Layout] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)  # of outputs that were DTensors
+    input_layouts: dict[str, Layout] = field(default_factory=dict)  # of parameters that are DTensors
     mesh: Mesh | None = None
     rank: int | None = None
     assumptions: tuple[str, ...] = ()
@@ -194,14 +195,17 @@ class Graph:
     def __str__(self) -> str:
         head = f"graph {self.name}" + (f" on {self.mesh}" if self.mesh else "")
         lines = [head]
-        lines += [f"  input {name} = {v}: {v.type}" for name, v in self.inputs.items()]
+        lines += [f"  input {name} = {v}: {v.type}{stands(self.input_layouts, name)}" for name, v in self.inputs.items()]
         lines += [f"  {v}: {v.type} = constant({preview(c)})" for v, c in self.constants.items()]
         lines += [f"  {node}" for node in self.nodes]
-        for path, output in self.outputs.items():
-            layout = self.layouts.get(path)
-            stands = f"  # part of {layout.shape}: {', '.join(layout.placements)}" if layout else ""
-            lines.append(f"  output {path} = {output}{stands}")
+        lines += [f"  output {path} = {output}{stands(self.layouts, path)}" for path, output in self.outputs.items()]
         return "\n".join(lines)
+
+
+def stands(layouts: Mapping[str, Layout], path: str) -> str:
+    """A comment on the larger tensor that a rank's tensor is part of."""
+    layout = layouts.get(path)
+    return f"  # part of {layout.shape}: {', '.join(layout.placements)}" if layout else ""
 
 
 def values_in(args: Iterable[object]) -> Iterator[Value]:

@@ -125,12 +125,13 @@ def waits_name_work_that_was_started(graph: Graph) -> Iterator[str]:
 
 
 @rule
-def layouts_belong_to_outputs(graph: Graph) -> Iterator[str]:
-    for path, layout in graph.layouts.items():
-        if graph.outputs.get(path) is None:
-            yield f"there is a layout for {path!r}, which is not an output"
-        elif len(layout.placements) != len(layout.mesh_shape):
-            yield f"the layout of {path!r} has {len(layout.placements)} placements for {len(layout.mesh_shape)} axes"
+def layouts_belong_to_inputs_and_outputs(graph: Graph) -> Iterator[str]:
+    for what, named, layouts in (("output", graph.outputs, graph.layouts), ("input", graph.inputs, graph.input_layouts)):
+        for path, layout in layouts.items():
+            if named.get(path) is None:  # type: ignore[attr-defined]
+                yield f"there is a layout for {path!r}, which is not an {what}"
+            elif len(layout.placements) != len(layout.mesh_shape):
+                yield f"the layout of {path!r} has {len(layout.placements)} placements for {len(layout.mesh_shape)} axes"
 
 
 def _communication(node: Node, rank: int | None, world: int) -> Iterator[str]:

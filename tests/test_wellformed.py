@@ -91,14 +91,15 @@ BROKEN = {
         "waits for work that was not started": graph([Node("dist.wait", (), {"work": 3}, ())]),
         "has no work id": graph([comm("dist.all_reduce", {"reduce": "sum", "group": (0, 1)})]),
     },
-    "layouts_belong_to_outputs": {
+    "layouts_belong_to_inputs_and_outputs": {
+        "there is a layout for 'w', which is not an input": graph(input_layouts={"w": Layout((8,), (2,), (0, 1), ("S(0)",))}),
         "there is a layout for 'out', which is not an output": graph(layouts={"out": Layout((8,), (2,), (0, 1), ("S(0)",))}),
         "the layout of 'out' has 1 placements for 2 axes": graph(
             [negated], layouts={"out": Layout((8,), (1, 2), (0, 1), ("S(0)",))}
         ),
     },
 }
-_last = BROKEN["layouts_belong_to_outputs"]["the layout of 'out' has 1 placements for 2 axes"]
+_last = BROKEN["layouts_belong_to_inputs_and_outputs"]["the layout of 'out' has 1 placements for 2 axes"]
 _last.outputs = {"out": _last.nodes[0].outputs[0]}
 
 

@@ -69,6 +69,8 @@ class ModelProgram:
         with recorder:
             for name, parameter in module.named_parameters():
                 recorder.rename_as_input(PARAMETERS + name, _local(parameter.detach()))
+                if isinstance(parameter, DTensor):
+                    recorder.graph.input_layouts[PARAMETERS + name] = _layout(parameter)
             outputs = self.step(module, **inputs)
         recorder.constructed = construction
         return outputs
