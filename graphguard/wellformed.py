@@ -128,7 +128,7 @@ def waits_name_work_that_was_started(graph: Graph) -> Iterator[str]:
 def layouts_belong_to_inputs_and_outputs(graph: Graph) -> Iterator[str]:
     for what, named, layouts in (("output", graph.outputs, graph.layouts), ("input", graph.inputs, graph.input_layouts)):
         for path, layout in layouts.items():
-            if named.get(path) is None:  # type: ignore[attr-defined]
+            if named.get(path) is None:
                 yield f"there is a layout for {path!r}, which is not an {what}"
             elif len(layout.placements) != len(layout.mesh_shape):
                 yield f"the layout of {path!r} has {len(layout.placements)} placements for {len(layout.mesh_shape)} axes"

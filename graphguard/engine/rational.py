@@ -1,11 +1,13 @@
 """What number a program's float stands for.
 
-A program writes `1 / 3` or `1e-5` and means a rational; the float that it holds is the nearest binary fraction. The rule: **a float stands
-for the simplest fraction p/q that rounds to it, if |p|·q is at most 2^40, else for its exact binary value.** Simplest means the
-smallest denominator. Then `1 / 3`, `0.1` and `1e-12` are what they say, three times a third is one, and an irrational
-such as `8 ** -0.5` stays what it is in binary, as nothing that simple rounds to it.
+A program writes `1 / 3` or `1e-5` and means a rational; the float that it holds is the nearest binary fraction. The rule:
 
-The rule maps different floats to different rationals, since each rounds back to its own float: two programs that hold different
+    A float stands for the simplest fraction p/q that rounds to it, if |p| q is at most 2^40, else for its exact value.
+
+Simplest means of the smallest denominator. So `1 / 3`, `0.1` and `1e-12` are what they say, three times a third is one, and
+an irrational such as `8 ** -0.5` stays what it is in binary, as nothing that simple rounds to it.
+
+Different floats stand for different rationals, since each rounds back to its own float: two programs that hold different
 constants are never taken to hold the same.
 """
 
