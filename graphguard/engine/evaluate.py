@@ -1,0 +1,73 @@
+"""The meaning of descriptions, in numbers. Independent of how the engine finds them: it shares the definitions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphguard.engine.lane import at_lane
+from graphguard.engine.monomial import Atom, Factor, Monomial, Variable
+from graphguard.engine.table import Table
+
+Array = np.ndarray[Any, Any]
+
+
+class Evaluator:
+    """Evaluates monomials in one lane, on given inputs."""
+
+    def __init__(self, table: Table, inputs: Mapping[str, Array]):
+        self._table, self._inputs = table, inputs
+
+    def local(self, monomial: Monomial, lane: int = 0) -> Array:
+        """What the lane holds: the product over a grid of all variables, some of them summed, the others grouped into dims."""
+        visible = [variable for dim in monomial.dims for variable in dim]
+        spans = {v: (at_lane(low, lane), at_lane(high, lane)) for v, (low, high) in monomial.ranges.items()}
+        summed = [v for v in spans if v not in visible]
+        grid = _grid([*visible, *summed], spans)
+        product = self._product(monomial.factors, grid, lane)
+        full = np.broadcast_to(product, tuple(high - low for low, high in (spans[v] for v in [*visible, *summed])))
+        total = full.sum(axis=tuple(range(len(visible), len(visible) + len(summed))))
+        sizes = [int(np.prod([spans[v][1] - spans[v][0] for v in dim], dtype=int)) for dim in monomial.dims]
+        return float(monomial.coefficient) * np.reshape(total, sizes)
+
+    def _product(self, factors: tuple[Factor, ...], grid: Mapping[Variable, Array], lane: int) -> Array:
+        product: Array = np.ones(())
+        for factor in factors:
+            positions = [
+                sum((stride * grid[v] for v, stride in index.terms), start=np.asarray(at_lane(index.offset, lane)))
+                for index in factor.at
+            ]
+            product = product * self.atom(factor.atom, positions, lane) ** float(factor.power)
+        return product
+
+    def atom(self, atom: Atom, positions: list[Array], lane: int) -> Array:
+        """An atom's elements at the given positions."""
+        match atom.kind:
+            case "input":
+                name: str = atom.definition[0]  # type: ignore[index]
+                return np.asarray(self._inputs[name][tuple(positions)])
+            case "sum":
+                return self._sum(atom, positions, lane)
+        raise ValueError(f"an atom of kind {atom.kind!r} has no meaning here")
+
+    def _sum(self, atom: Atom, positions: list[Array], lane: int) -> Array:
+        factors, summed, free = self._table.sums[atom.id]
+        outer = np.broadcast_shapes(*(np.shape(position) for position in positions))
+        spans = {v: (at_lane(low, lane), at_lane(high, lane)) for v, (low, high) in summed.items()}
+        grid = _grid(list(spans), spans)
+        for variable, position in zip(free, positions, strict=True):
+            grid[variable] = np.reshape(np.broadcast_to(position, outer), outer + (1,) * len(spans))
+        inner = tuple(high - low for low, high in spans.values())
+        product = np.broadcast_to(self._product(factors, grid, lane), outer + inner)
+        return np.asarray(product.sum(axis=tuple(range(len(outer), len(outer) + len(inner)))))
+
+
+def _grid(variables: list[Variable], spans: Mapping[Variable, tuple[int, int]]) -> dict[Variable, Array]:
+    """Each variable's values along an axis of its own."""
+    count = len(variables)
+    return {
+        v: np.arange(*spans[v]).reshape([-1 if axis == place else 1 for axis in range(count)])
+        for place, v in enumerate(variables)
+    }
