@@ -170,3 +170,24 @@ def test_shards_of_different_sizes_are_refused():
     x, y = table.input("x", (6,)), table.input("y", (4,))
     with pytest.raises(Undescribed, match="does not split"):
         product(table, [x, y], ["i", "i"], "i")
+
+
+def test_a_filed_sum_over_two_variables_is_not_found_where_one_is_still_in_use():
+    table = Table()
+    x, y, z = table.input("x", (3, 4)), table.input("y", (4, 5)), table.input("z", (5, 2))
+    table.file(product(table, [x, y], ["ik", "kl"], "i"))
+    chain = table.fold(product(table, [x, y, z], ["ik", "kl", "lj"], "ij"))
+    arrays = {name: RANDOM.normal(size=size) for name, size in (("x", (3, 4)), ("y", (4, 5)), ("z", (5, 2)))}
+    np.testing.assert_allclose(Evaluator(table, arrays).local(chain), arrays["x"] @ arrays["y"] @ arrays["z"])
+
+
+@pytest.mark.parametrize("start", [0, 2, 3])
+def test_a_dim_of_two_variables_splits_the_range_that_it_is_laid_over(start):
+    """Aligned or not: positions 3 to 7 as two rows of two are not rows of a table with two columns."""
+    table = Table()
+    x, y = table.input("x", (8,)), table.input("y", (2, 2))
+    joined = Monomial(y.coefficient, y.factors, y.ranges, (y.dims[0] + y.dims[1],))
+    described = product(table, [cut(x, 0, start, start + 4), joined], ["i", "i"], "i")
+    arrays = {"x": RANDOM.normal(size=8), "y": RANDOM.normal(size=(2, 2))}
+    want = arrays["x"][start : start + 4] * arrays["y"].reshape(-1)
+    np.testing.assert_allclose(Evaluator(table, arrays).local(described), want)

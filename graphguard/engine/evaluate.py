@@ -10,6 +10,7 @@ import numpy as np
 from graphguard.engine.lane import at_lane
 from graphguard.engine.monomial import Atom, Factor, Monomial, Variable
 from graphguard.engine.table import Table
+from graphguard.engine.value import Value
 
 Array = np.ndarray[Any, Any]
 
@@ -19,6 +20,14 @@ class Evaluator:
 
     def __init__(self, table: Table, inputs: Mapping[str, Array]):
         self._table, self._inputs = table, inputs
+
+    def value(self, value: Value, lane: int = 0) -> Array:
+        """What the lane holds: its placed monomials, added up."""
+        total = np.zeros([at_lane(size, lane) for size in value.shape])
+        for term in value.terms:
+            box = tuple(slice(at_lane(low, lane), at_lane(high, lane)) for low, high in term.box)
+            total[box] += self.local(term.monomial, lane)
+        return total
 
     def local(self, monomial: Monomial, lane: int = 0) -> Array:
         """What the lane holds: the product over a grid of all variables, some of them summed, the others grouped into dims."""

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Lane: TypeAlias = "int | np.ndarray[Any, np.dtype[np.int64]]"
+Lanes: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Lane: TypeAlias = int | Lanes
 
 
 def collapse(number: Lane) -> Lane:
@@ -34,7 +35,7 @@ def at_lane(number: Lane, lane: int) -> int:
     return int(number[lane]) if isinstance(number, np.ndarray) else number
 
 
-def take(number: Lane, lanes: np.ndarray[Any, np.dtype[np.int64]]) -> Lane:
+def take(number: Lane, lanes: Lanes) -> Lane:
     """The number that each lane reads when it looks at lane `lanes[l]`."""
     return collapse(number[lanes]) if isinstance(number, np.ndarray) else number
 
