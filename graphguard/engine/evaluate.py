@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from graphguard.engine.lane import at_lane
-from graphguard.engine.monomial import Atom, Factor, Monomial, Variable
+from graphguard.engine.monomial import Atom, Factor, Monomial, Range, Variable
 from graphguard.engine.table import Table
 from graphguard.engine.value import Value
 
 Array = np.ndarray[Any, Any]
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "exp": np.exp,
+    "tanh": np.tanh,
+    "maximum": np.maximum,
+    "where_positive": lambda condition, x: np.where(condition > 0, x, 0),
+    "clamp": np.clip,
+}
 
 
 class Evaluator:
@@ -58,19 +66,35 @@ class Evaluator:
                 name: str = atom.definition[0]  # type: ignore[index]
                 return np.asarray(self._inputs[name][tuple(positions)])
             case "sum":
-                return self._sum(atom, positions, lane)
+                factors, summed, free = self._table.sums[atom.id]
+                return self._total(factors, summed, dict(zip(free, positions, strict=True)), lane)
+            case "function":
+                return self._function(atom, positions, lane)
         raise ValueError(f"an atom of kind {atom.kind!r} has no meaning here")
 
-    def _sum(self, atom: Atom, positions: list[Array], lane: int) -> Array:
-        factors, summed, free = self._table.sums[atom.id]
-        outer = np.broadcast_shapes(*(np.shape(position) for position in positions))
+    def _total(
+        self, factors: tuple[Factor, ...], summed: Mapping[Variable, Range], free: Mapping[Variable, Array], lane: int
+    ) -> Array:
+        """A product, summed over some variables, at given positions of the others."""
+        outer = np.broadcast_shapes(*(np.shape(position) for position in free.values()))
         spans = {v: (at_lane(low, lane), at_lane(high, lane)) for v, (low, high) in summed.items()}
         grid = _grid(list(spans), spans)
-        for variable, position in zip(free, positions, strict=True):
+        for variable, position in free.items():
             grid[variable] = np.reshape(np.broadcast_to(position, outer), outer + (1,) * len(spans))
         inner = tuple(high - low for low, high in spans.values())
         product = np.broadcast_to(self._product(factors, grid, lane), outer + inner)
         return np.asarray(product.sum(axis=tuple(range(len(outer), len(outer) + len(inner)))))
+
+    def _function(self, atom: Atom, positions: list[Array], lane: int) -> Array:
+        function = self._table.functions[atom.id]
+        free = dict(zip(function.free, positions, strict=True))
+        operands = []
+        for operand in function.operands:
+            total: Array = np.zeros(np.broadcast_shapes(*(np.shape(position) for position in positions)))
+            for coefficient, factors, summed in operand:
+                total = total + float(coefficient) * self._total(factors, dict(summed), free, lane)
+            operands.append(total)
+        return np.asarray(FUNCTIONS[function.name](*operands, *function.parameters))
 
 
 def _grid(variables: list[Variable], spans: Mapping[Variable, tuple[int, int]]) -> dict[Variable, Array]:

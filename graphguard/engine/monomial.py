@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -126,22 +126,33 @@ def collected(factors: Iterable[Factor]) -> tuple[Factor, ...]:
 
 
 class Canonical(NamedTuple):
-    """What a product is, whatever its variables are called: equal keys, equal products. `order` is the variables by number."""
+    """What products are, whatever their variables are called: equal keys, equal products. `order` numbers the variables."""
 
     key: Hashable
     order: tuple[Variable, ...]
 
 
+Part = tuple[Hashable, tuple[Factor, ...], tuple[Variable, ...]]  # a label, factors, and the variables summed over them
+
+
 def canonical(factors: Iterable[Factor], summed: Iterable[Variable], ranges: Mapping[Variable, Range]) -> Canonical:
-    """Number the variables in the order in which the sorted factors mention them; of factors that are alike, in the order that
-    gives the smallest key. Past a cap on the orders tried, equal products may get different keys, never the reverse."""
-    summed = tuple(summed)
+    """The canonical form of one product."""
+    return canonical_together([((), tuple(factors), tuple(summed))], ranges)
+
+
+def canonical_together(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> Canonical:
+    """The canonical form of several products that share variables. Variables are numbered in the order in which the sorted
+    parts and factors mention them; of those that are alike, in the order that gives the smallest key. Past a cap on the
+    orders tried, equal products may get different keys, never the reverse."""
     best: tuple[str, Canonical] | None = None
-    for arrangement in _arrangements(list(factors)):
+    for arrangement in _arrangements(parts):
         numbers: dict[Variable, int] = {}
-        shape = tuple(_numbered(factor, numbers) for factor in arrangement)
-        sums = tuple(sorted((numbers[v], key(ranges[v][0]), key(ranges[v][1])) for v in summed if v in numbers))
-        candidate = Canonical((shape, sums), tuple(numbers))
+        shape = []
+        for label, factors, summed in arrangement:
+            positions = tuple(_numbered(factor, numbers) for factor in factors)
+            sums = tuple(sorted((numbers[v], key(ranges[v][0]), key(ranges[v][1])) for v in summed if v in numbers))
+            shape.append((label, positions, sums))
+        candidate = Canonical(tuple(shape), tuple(numbers))
         rank = repr(candidate.key)
         if best is None or rank < best[0]:
             best = rank, candidate
@@ -157,14 +168,31 @@ def _numbered(factor: Factor, numbers: dict[Variable, int]) -> Hashable:
     return factor.atom.id, factor.power, positions
 
 
-def _arrangements(factors: list[Factor]) -> Iterator[list[Factor]]:
-    def likeness(factor: Factor) -> tuple[int, Fraction]:
-        return factor.atom.id, factor.power
+def _likeness(factor: Factor) -> tuple[int, Fraction]:
+    return factor.atom.id, factor.power
 
-    factors.sort(key=likeness)
-    alike = [list(group) for _, group in itertools.groupby(factors, likeness)]
-    if math.prod(math.factorial(len(group)) for group in alike) > MOST_ORDERS:
-        yield factors
+
+def _arrangements(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """The orders of parts, and of the factors in each, that the labels and atoms leave open."""
+    arranged = [(label, tuple(sorted(factors, key=_likeness)), summed) for label, factors, summed in parts]
+
+    def alike(part: Part) -> str:
+        return repr((part[0], [_likeness(factor) for factor in part[1]]))
+
+    groups = [list(group) for _, group in itertools.groupby(sorted(arranged, key=alike), alike)]
+    runs = [[list(run) for _, run in itertools.groupby(part[1], _likeness)] for group in groups for part in group]
+    count = math.prod(math.factorial(len(group)) for group in groups)
+    count *= math.prod(math.factorial(len(run)) for part in runs for run in part)
+    if count > MOST_ORDERS:
+        yield [part for group in groups for part in group]
         return
-    for orders in itertools.product(*(itertools.permutations(group) for group in alike)):
-        yield [factor for group in orders for factor in group]
+    for order in itertools.product(*(itertools.permutations(group) for group in groups)):
+        chosen = [part for group in order for part in group]
+        for factors in itertools.product(*(_orders(part[1]) for part in chosen)):
+            yield [(label, inner, summed) for (label, _, summed), inner in zip(chosen, factors, strict=True)]
+
+
+def _orders(factors: tuple[Factor, ...]) -> Iterator[tuple[Factor, ...]]:
+    runs = [list(run) for _, run in itertools.groupby(factors, _likeness)]
+    for order in itertools.product(*(itertools.permutations(run) for run in runs)):
+        yield tuple(factor for run in order for factor in run)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-import numpy as np
-
 from graphguard.engine.lane import Lane, collapse, equal, everywhere, key, varies
 from graphguard.engine.monomial import (
     Factor,
@@ -34,31 +32,52 @@ class Undescribed(Exception):
 
 def product(table: Table, monomials: Sequence[Monomial], labels: Sequence[str], result: str) -> Monomial:
     """As einsum: `product(t, [x, w], ["mk", "kn"], "mn")`. Labels that the result does not have are summed."""
-    layout = _Layout(table)
+    layout = Layout(table)
     coefficient = Fraction(1)
     for monomial, names in zip(monomials, labels, strict=True):
-        fresh = renamed(monomial, table.names)
-        coefficient *= fresh.coefficient
-        layout.factors += fresh.factors
-        layout.ranges |= fresh.ranges
-        for label, group in zip(names, fresh.dims, strict=True):
-            layout.lay(label, list(group))
+        coefficient *= monomial.coefficient
+        layout.lay(monomial, names)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in result)
-    return _with_points_joined(Monomial(coefficient, collected(layout.factors), layout.ranges, dims))
+    layout.join_points(dims)
+    return Monomial(coefficient, collected(layout.factors()), layout.ranges, dims)
 
 
-class _Layout:
-    """Factors over shared variables, while dims are laid over each other."""
+class Layout:
+    """Monomials over shared variables, while their dims are laid over each other. `parts` are the factors of each."""
 
     def __init__(self, table: Table):
         self._names = table.names
-        self.factors: list[Factor] = []
+        self.parts: list[tuple[Factor, ...]] = []
         self.ranges: dict[Variable, Range] = {}
         self.groups: dict[str, list[Variable]] = {}
 
-    def lay(self, label: str, group: list[Variable]) -> None:
-        known = self.groups.get(label)
-        self.groups[label] = group if known is None else self._joined(known, group)
+    def factors(self) -> list[Factor]:
+        return [factor for part in self.parts for factor in part]
+
+    def lay(self, monomial: Monomial, labels: str) -> None:
+        fresh = renamed(monomial, self._names)
+        self.parts.append(fresh.factors)
+        self.ranges |= fresh.ranges
+        for label, group in zip(labels, fresh.dims, strict=True):
+            known = self.groups.get(label)
+            self.groups[label] = list(group) if known is None else self._joined(known, list(group))
+
+    def join_points(self, dims: tuple[tuple[Variable, ...], ...]) -> None:
+        """Single elements at the same position, which varies with the lane, are one variable: the same head of each factor. In
+        one lane that changes nothing; when the ranks are summed later, it is one sum, as the sequential program has it."""
+        visible = {variable for dim in dims for variable in dim}
+        first: dict[object, Variable] = {}
+        same: dict[Variable, Index] = {}
+        for variable, (low, high) in self.ranges.items():
+            if variable not in visible and varies(low) and equal(high - low, 1):
+                known = first.setdefault(key(low), variable)
+                if known != variable:
+                    same[variable] = variable_index(known)
+        self.ranges = {v: span for v, span in self.ranges.items() if v not in same}
+        self._substitute(same)
+
+    def _substitute(self, replacements: dict[Variable, Index]) -> None:
+        self.parts = [substitute(part, replacements) for part in self.parts]
 
     def _joined(self, mine: list[Variable], its: list[Variable]) -> list[Variable]:
         """One group of variables for both, from the outermost inwards."""
@@ -79,11 +98,11 @@ class _Layout:
 
     def _identify(self, a: Variable, b: Variable) -> Variable:
         """Make two variables of equal extent one. One that nothing mentions has no position of its own and gives way."""
-        used = mentioned(self.factors)
+        used = mentioned(self.factors())
         if a not in used:
             a, b = b, a
         distance: Lane = collapse(self.ranges[b][0] - self.ranges[a][0]) if b in used else 0
-        self.factors = list(substitute(self.factors, {b: Index(((a, 1),), distance)}))
+        self._substitute({b: Index(((a, 1),), distance)})
         del self.ranges[b]
         return a
 
@@ -98,23 +117,5 @@ class _Layout:
         aligned = everywhere(low % inner == 0)
         start = collapse(low // inner) if aligned else 0
         self.ranges[first], self.ranges[second] = (start, collapse(start + outer)), (0, inner)
-        index = Index(((first, inner), (second, 1)), 0 if aligned else low)
-        self.factors = list(substitute(self.factors, {variable: index}))
+        self._substitute({variable: Index(((first, inner), (second, 1)), 0 if aligned else low)})
         return [first, second]
-
-
-def _with_points_joined(monomial: Monomial) -> Monomial:
-    """Single elements at the same position, which varies with the lane, are one variable: the same head of each factor. In one
-    lane that changes nothing; when the ranks are summed later, it is one sum, as the sequential program has it."""
-    first: dict[object, Variable] = {}
-    same: dict[Variable, Index] = {}
-    for variable in monomial.summed:
-        low = monomial.ranges[variable][0]
-        if isinstance(low, np.ndarray) and monomial.is_point(variable):
-            known = first.setdefault(key(low), variable)
-            if known != variable:
-                same[variable] = variable_index(known)
-    if not same:
-        return monomial
-    ranges = {v: span for v, span in monomial.ranges.items() if v not in same}
-    return Monomial(monomial.coefficient, collected(substitute(monomial.factors, same)), ranges, monomial.dims)

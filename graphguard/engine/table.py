@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from graphguard.engine.lane import varies
 from graphguard.engine.monomial import (
@@ -26,12 +27,16 @@ from graphguard.engine.monomial import (
     variable_index,
 )
 
+if TYPE_CHECKING:
+    from graphguard.engine.function import Function
+
 
 class Table:
     def __init__(self) -> None:
         self._atoms: dict[tuple[str, Hashable], Atom] = {}
         self._filed: dict[Hashable, Atom] = {}
         self.sums: dict[int, tuple[tuple[Factor, ...], dict[Variable, Range], tuple[Variable, ...]]] = {}
+        self.functions: dict[int, Function] = {}
         self.names = itertools.count()
 
     def atom(self, kind: str, definition: Hashable) -> Atom:
