@@ -87,9 +87,9 @@ class Layout:
             if equal(a, b):
                 joined.append(self._identify(mine.pop(0), its.pop(0)))
             elif everywhere(a > b):
-                mine[:1] = self._split(mine[0], b)
+                mine[:1] = self.split(mine[0], b)
             elif everywhere(b > a):
-                its[:1] = self._split(its[0], a)
+                its[:1] = self.split(its[0], a)
             else:
                 raise Undescribed("shards of different sizes are laid over each other")
         if mine or its:
@@ -106,7 +106,7 @@ class Layout:
         del self.ranges[b]
         return a
 
-    def _split(self, variable: Variable, outer: Lane) -> list[Variable]:
+    def split(self, variable: Variable, outer: Lane) -> list[Variable]:
         """A variable as two, the outer one with the given extent. Aligned ranges keep their global positions."""
         low, high = self.ranges.pop(variable)
         size = collapse(high - low)

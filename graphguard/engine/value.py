@@ -30,7 +30,7 @@ class Value:
 def whole(monomial: Monomial) -> Value:
     """A tensor that one monomial describes everywhere."""
     shape = tuple(group_extent(monomial, dim) for dim in range(len(monomial.dims)))
-    return Value(shape, (Placed(monomial, tuple((0, size) for size in shape)),))
+    return Value(shape, (Placed(without_single_dims(monomial), tuple((0, size) for size in shape)),))
 
 
 def group_extent(monomial: Monomial, dim: int) -> Lane:
