@@ -37,7 +37,7 @@ def capture(
     sequential: Annotated[bool, typer.Option("--sequential", help="Show the sequential program only.")] = False,
     output_format: Annotated[CaptureFormat, typer.Option(help="How to print the graphs.")] = CaptureFormat.text,
 ) -> None:
-    """Show the graphs of a check: the sequential program, and every rank."""
+    """Show the graphs of a check: the sequential program, and every rank. Exits with 1 if the ranks do not fit together."""
     from graphguard import graph_json
     from graphguard.capture.session import capture as capture_subject
     from graphguard.errors import UsageError
@@ -60,8 +60,19 @@ def capture(
         print("[" + ",\n".join(graph_json.dumps(graph) for graph in graphs) + "]")
     else:
         print("\n\n".join(map(str, graphs)))
-        for line in [*map(str, captured.joint.findings), *(f"assumed: {text}" for text in captured.assumptions)]:
-            print(f"\n{line}")
+        for text in captured.assumptions:
+            print(f"\nassumed: {text}")
+    for finding in captured.joint.findings:
+        print(f"\n{finding}", file=sys.stderr)
+    if captured.joint.findings:
+        raise typer.Exit(1)
+
+
+@app.command(hidden=True)
+def verify(paths: Annotated[list[str], typer.Argument(metavar="PATH...")]) -> None:
+    """Not there yet: says so."""
+    raise GraphGuardError("this version has no prover yet, so it gives no verdicts; `graphguard capture FILE.py::CHECK` "
+                          "shows the graphs of a check and whether its ranks agree")  # fmt: skip
 
 
 @app.command()
@@ -96,7 +107,7 @@ def _job(target: str) -> Job:
     with collecting() as jobs:
         checks[0].run()
     if len(jobs) != 1:
-        raise UsageError(f"the check {checks[0].name} calls verify {len(jobs)} times; it must call it once")
+        raise UsageError(f"the check {checks[0].name} calls gg.verify {len(jobs)} times; it must call it once")
     return jobs[0]
 
 

@@ -172,7 +172,7 @@ class _Play:
         if not waiting:
             return
         absent = {rank: [r for r in match.group if r not in match.nodes] for rank, match in waiting.items()}
-        finished = [(rank, r) for rank, missing in absent.items() for r in missing if self.ranks[r].done]
+        finished = [(rank, r) for rank, missing in absent.items() for r in missing if self._never_comes(waiting[rank], rank, r)]
         if finished:
             yield self._never_joined(waiting[finished[0][0]], *finished[0])
             return
@@ -180,6 +180,18 @@ class _Play:
         lines = [f"rank {r} waits in {called(waiting[r].nodes[r])} at {waiting[r].nodes[r].source}" for r in cycle]
         nodes = [waiting[r].nodes[r] for r in cycle]
         yield Finding("deadlock", "ranks wait for each other: " + "; ".join(lines), tuple(cycle), _sources(*nodes))
+
+    def _never_comes(self, match: Match, present: int, missing: int) -> bool:
+        """Whether a rank that is waited for has ended, or has no counterpart of the message in what it has yet to do."""
+        state, mine = self.ranks[missing], match.nodes[present]
+        if state.done or mine.op not in _MESSAGES:
+            return state.done
+        same = ("tag", "group", "channel")
+        return not any(
+            node.op in _MESSAGES and node.op != mine.op and node.kwargs["peer"] == present
+            and all(node.kwargs.get(key) == mine.kwargs.get(key) for key in same)
+            for node in state.nodes[state.position :]
+        )  # fmt: skip
 
     def _left_over(self) -> Iterator[Finding]:
         for match in self.matches:

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from harness import assert_replays_as_eager, capture_one
+from harness import assert_replays_as_eager, capture_one, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -330,6 +330,12 @@ REFUSED = {
     "aten.mm.out writes to memory that another of its arguments shares": lambda x, y: torch.mm(x, y[:, :6].t() @ x, out=x),
     "aten._foreach_add_.Scalar writes to memory that another": lambda x, y: torch._foreach_add_([x, x], 1.0),
     "aten._foreach_mul_.Scalar writes to memory that another": lambda x, y: torch._foreach_mul_([x[:3], x[2:]], 2.0),
+    "aten.add_.Tensor writes to a tensor several of whose elements are one place": lambda x, y: x.as_strided(
+        (3, 4), (2, 1)
+    ).add_(1),
+    "aten.mul_.Tensor writes to a tensor several of whose elements are one place": lambda x, y: (
+        x.as_strided((3, 4), (2, 1)).t().mul_(2)
+    ),
     "aten.resize_.default changes a tensor's shape in place": lambda x, y: x.resize_(2, 3),
     "aten.set_.source_Storage changes a tensor's shape in place": lambda x, y: torch.empty(0).set_(x.untyped_storage()),
 }
@@ -339,6 +345,33 @@ REFUSED = {
 def test_what_memory_cannot_say_is_refused(text):
     with pytest.raises(CaptureError, match=text.replace(".", r"\.")):
         capture_one(lambda x, y: (REFUSED[text](x, y), x)[1], X)
+
+
+def strided_without_overlap(x, y):
+    x.as_strided((3, 2), (2, 3)).add_(1)
+    return x
+
+
+def set_to_another(x, y):
+    first, second = x * 1, y * 2
+    seen = first[0]
+    first.set_(second[1:])
+    first.add_(1)
+    seen.zero_()
+    return first, second, seen
+
+
+def renamed(x, y):
+    first = x * 1
+    first.transpose_(0, 1)
+    first[0].add_(1)
+    second = (y * 1).unsqueeze_(0).swapaxes_(0, 2)
+    return first, second, first.t_()
+
+
+@named(strided_without_overlap, set_to_another, renamed)
+def test_windows_that_move_replay_as_eager(program):
+    assert_replays_as_eager(program, X)
 
 
 def test_an_empty_out_tensor_grows():

@@ -70,7 +70,7 @@ VALUES = [
     (lambda x, i: x[:3].repeat_interleave(i, 0), SHAPES.format("aten.repeat_interleave.Tensor", "the input 'i'")),
     (lambda x, i: i.bincount(), SHAPES.format("aten.bincount.default", "the input 'i'")),
     (lambda x, i: x.resize_(2, 3), RENAMES.format("aten.resize_.default")),
-    (lambda x, i: x.set_(i.float()), RENAMES.format("aten.set_.source_Tensor")),
+    (lambda x, i: x.set_(i.float().untyped_storage()), RENAMES.format("aten.set_.source_Storage")),
     (lambda x, i: x.as_strided_((2, 2), (1, 1)), RENAMES.format("aten.as_strided_.default")),
     (
         lambda x, i: x.apply_(lambda v: v + 1),
@@ -209,6 +209,12 @@ def test_an_exception_of_the_program_shows_its_own_frames_only():
     assert str(error) == f"the sequential program raised ValueError at {where} in inner_helper: the weights are"
     assert [function for _, _, function in error.frames] == ["broken", "forward", "inner_helper"]
     assert {file for file, _, _ in error.frames} == {HERE}
+
+
+def test_a_gradient_of_a_module_from_outside_is_refused_in_our_words():
+    module = torch.nn.Linear(6, 3)
+    with pytest.raises(ProgramError, match=r"a gradient is taken of a tensor from outside the program, which is a constant"):
+        capture_one(lambda x: module(x).sum().backward(), {"x": Input((4, 6))})
 
 
 def test_an_exception_of_one_rank_names_the_rank():

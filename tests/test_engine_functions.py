@@ -35,6 +35,8 @@ def test_functions_mean_what_numpy_computes_in_every_lane(data):
             pair = step(table, pair, data.draw)
         except Undescribed:
             return
+        if not pair.is_small(table):
+            return
         pair.check(table)
 
 

@@ -511,3 +511,15 @@ def test_lists_of_objects_of_different_lengths_are_refused():
 
     with pytest.raises(CaptureError, match="lists of objects differ in length between ranks: 1 objects are sent where 2"):
         capture_ranks(program, 2, INPUTS)
+
+
+def test_a_ring_without_receives_names_the_missing_receive():
+    def ring(x):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        work = dist.isend(x, (rank + 1) % size)
+        work.wait()
+        return x
+
+    (finding,) = capture_ranks(ring, 4, {"x": Input((4,))}).joint.findings
+    assert finding.kind == "unmatched-message"
+    assert "rank 0 sends to rank 1" in finding.message and "rank 1 never receives it" in finding.message

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -216,7 +217,7 @@ ERRORS = {
     "reads": "error: rank 0: model_checks.py:{line}: the program reads the value of a tensor that depends on the input 'x'; ",
     "raises": "error: model_checks.py:{line}: the check raises raised ValueError: no\n",
     "leaves": "error: model_checks.py:{line}: the check leaves called sys.exit()\n",
-    "twice": "error: the check twice calls verify 2 times; it must call it once\n",
+    "twice": "error: the check twice calls gg.verify 2 times; it must call it once\n",
     "nothing": "error: model_checks.py has no check 'nothing'; it has good, reads, raises, leaves, twice, fails_inside\n",
 }
 
@@ -282,3 +283,23 @@ def test_the_command_runs_as_a_process(file):
         and result.stdout == ""
         and result.stderr.startswith(f"error: rank 0: model_checks.py:{line(file, 'reads')}: ")
     )
+
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_capture_of_ranks_that_do_not_fit_together_exits_with_one(output_format, capsys):
+    target = f"{EXAMPLES / 'bugs' / 'read_before_wait.py'}::read_before_wait"
+    with pytest.raises(SystemExit) as stop:
+        main(["capture", target, "--rank", "0", "--output-format", output_format])
+    printed = capsys.readouterr()
+    assert stop.value.code == 1
+    assert "GG104 race: a buffer that dist.all_reduce" in printed.err and "GG104" not in printed.out.splitlines()[0]
+
+
+def test_verify_says_that_there_is_no_prover_yet(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", "any.py"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: this version has no prover yet, so it gives no verdicts;")

@@ -28,6 +28,7 @@ _MEMORY_ORDER = {"aten.as_strided.default", "aten.as_strided_scatter.default"}
 _ROWS = {"aten.view.dtype", "aten.view_as_complex.default"}  # they need the last dim to be dense, as it was in the program
 _LAZY = {"aten._conj.default", "aten._neg_view.default"}
 _BATCH_NORM = "aten.native_batch_norm.default"
+_BATCH_NORM_BACKWARD = "aten.native_batch_norm_backward.default"
 _HALF_TO_FLOAT = {"aten._softmax.default", "aten._log_softmax.default"}
 # Never executed, whatever a graph says: they reach outside the process.
 _FORBIDDEN = {"aten.from_file.default", "aten.from_file.out"}
@@ -81,6 +82,8 @@ class Kernels:
             outputs = [_poison(t) for t in outputs]
         if node.op == _BATCH_NORM and not args[5]:  # no statistics are saved: what stands for them depends on the backend
             outputs[1:] = [torch.full(value.shape, math.nan, dtype=outputs[0].dtype) for value in node.outputs[1:]]
+        if node.op == _BATCH_NORM_BACKWARD and len(outputs) < len(node.outputs):  # gradients that are not asked for
+            outputs = [torch.full(v.shape, math.nan) if t is None else t for v, t in zip(node.outputs, result, strict=True)]
         if node.outputs and len(outputs) != len(node.outputs):
             raise ReplayError(f"{node.op} gave {len(outputs)} tensors where the graph has {len(node.outputs)}")
         if node.outputs and outputs[0].dtype != self.dtype(DTYPES[node.outputs[0].dtype]):

@@ -19,7 +19,7 @@ class Invocation:
     """`encoded` and `keywords` are the arguments as values of the graph; `args` and `kwargs` are what the operator is run on.
     `cells` are the windows that the arguments show, in order."""
 
-    __slots__ = ("_originals", "args", "cells", "encoded", "info", "keywords", "kwargs")
+    __slots__ = ("_originals", "args", "cells", "encoded", "generator", "info", "keywords", "kwargs")
 
     def __init__(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], aliases: AliasTable):
         self.info, self.args, self.kwargs = info, args, kwargs
@@ -30,6 +30,7 @@ class Invocation:
         for name, arg in kwargs.items():
             if name not in IRRELEVANT_KEYWORDS:
                 self.keywords[name] = self._encode(arg, aliases, with_data)
+        self.generator: torch.Generator | None = kwargs.get("generator")
         self._originals: dict[int, torch.Tensor] = {}
         if with_data:
             self._leave_data_out(with_data, aliases)

@@ -23,9 +23,11 @@ import torch.distributed.optim  # imported before anything is replaced: it compi
 import torch.distributed.pipelining.schedules as schedules
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import _collective_utils
+from torch.nn import init
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphguard.capture.detours import close_detours
 from graphguard.capture.imports import when_imported
 from graphguard.capture.waits import watch_waits
 from graphguard.errors import CaptureError
@@ -46,11 +48,12 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     _check_version(recorder, "torch", torch.__version__.split("+")[0])
     _keep_literal_data(recorder, holders)
     _read_values_from_the_graph(recorder)
+    close_detours(recorder)
+    _initialise_without_data(recorder, holders)
     _pretend_devices()
     _give_addresses()
     torch.compiler.set_stance("force_eager")  # compiled functions run as they were written
     _note_autocast(recorder)
-    _follow_the_generator(recorder)
     _locate_custom_functions(recorder)
     _adjust_megatron(recorder)
     if objects is None:
@@ -74,6 +77,7 @@ class Holders:
 
     def __init__(self) -> None:
         originals = [dist.monitored_barrier, torch.tensor, torch.as_tensor, init_device_mesh, c10d._warn_not_in_group]
+        originals += [init.trunc_normal_, init.orthogonal_, init.sparse_, init.dirac_]
         originals += [_collective_utils.mesh_scatter, _collective_utils.mesh_broadcast]
         originals += [getattr(dist, name) for name in _OBJECT_COLLECTIVES]
         wanted = {id(original) for original in originals}
@@ -113,6 +117,33 @@ def _keep_literal_data(recorder: Recorder, holders: Holders) -> None:
         return torch.tensor(data, dtype=dtype or self.dtype, **kwargs)
 
     torch.Tensor.new_tensor = new_tensor
+
+
+def _initialise_without_data(recorder: Recorder, holders: Holders) -> None:
+    """Some initialisers leave tensors without data as they are."""
+
+    def drawing(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(function)
+        def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            function(tensor, *args, **kwargs)
+            if tensor.is_meta:
+                recorder.assume(f"{function.__name__} draws any random numbers: their distribution is not recorded")
+                with torch.no_grad():
+                    tensor.normal_(generator=kwargs.get("generator"))
+            return tensor
+
+        return drawn
+
+    @functools.wraps(init.dirac_)
+    def dirac_(tensor: torch.Tensor, groups: int = 1, _function: Any = init.dirac_) -> torch.Tensor:
+        with _disable_current_modes():
+            data = _function(torch.empty(tensor.shape, dtype=tensor.dtype), groups)
+        with torch.no_grad():
+            return tensor.copy_(data)
+
+    holders.replace(init.dirac_, dirac_)
+    for function in (init.trunc_normal_, init.orthogonal_, init.sparse_):
+        holders.replace(function, drawing(function))
 
 
 def _read_values_from_the_graph(recorder: Recorder) -> None:
@@ -164,30 +195,6 @@ def _give_addresses() -> None:
     torch.UntypedStorage.data_ptr, torch.Tensor.data_ptr = storage_address, address
 
 
-def _follow_the_generator(recorder: Recorder) -> None:
-    """Nothing is drawn without data, so the default generator does not move: follow who seeds it and who puts it back."""
-    state = recorder.random_state
-    seed, get, put = torch.manual_seed, torch.get_rng_state, torch.set_rng_state
-
-    def manual_seed(number: Any) -> torch.Generator:
-        state.seed(number)
-        return seed(number)
-
-    def get_rng_state() -> torch.Tensor:
-        return state.save(get())
-
-    def set_rng_state(token: torch.Tensor) -> None:
-        recorder.locate()
-        try:
-            state.restore(token)
-        except CaptureError as error:
-            raise recorder.failed(error) from None
-        put(token)
-
-    for module in (torch, torch.random):
-        module.manual_seed, module.get_rng_state, module.set_rng_state = manual_seed, get_rng_state, set_rng_state
-
-
 def _note_autocast(recorder: Recorder) -> None:
     """Tensors without data are on no device that autocast knows of: it changes none of their dtypes."""
     enter = torch.autocast.__enter__
@@ -219,6 +226,10 @@ def _pretend_devices() -> None:
     )
     foreach = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
     torch.utils._foreach_utils._get_foreach_kernels_supported_devices = lambda: [*foreach(), "meta"]
+    optimizer: Any = sys.modules["torch.optim.optimizer"]  # torch.optim hides it
+    fused = optimizer._get_fused_kernels_supported_devices
+    optimizer._get_fused_kernels_supported_devices = lambda: [*fused(), "meta"]
+    torch.distributions.Distribution.set_default_validate_args(False)  # it reads values; programs are taken to be valid
 
 
 def _locate_custom_functions(recorder: Recorder) -> None:

@@ -4,8 +4,10 @@ equal: different calls from one state share bits too, but no program can mean to
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
+import numpy as np
 import torch
 
 from graphguard.aten.operators import Operator
@@ -16,47 +18,43 @@ from graphguard.ir import Arg, Value, values_in
 _OVERWRITES = {"aten.bernoulli_.float", "aten.bernoulli_.Tensor", "aten.uniform_.default", "aten.normal_.default",
                "aten.exponential_.default", "aten.random_.default", "aten.random_.from", "aten.random_.to",
                "aten.geometric_.default", "aten.cauchy_.default", "aten.log_normal_.default"}  # fmt: skip
-_ONLY_FORM = ("aten.rand_like.", "aten.randn_like.", "aten.randint_like.")
+_numpy = torch.Tensor.numpy  # a capture replaces the method by one that asks the graph
+_SEED_BYTES = 8  # the state of a generator of the CPU starts with the seed that it was given
+_ONLY_FORM = {"aten.rand", "aten.randn"}  # what they draw depends on the form of the result alone
 
 
 class RandomState:
-    """The state of the default generator, as the history of draws since it was seeded."""
+    """Who draws from a generator in which state. Nothing is drawn without data, so generators do not move by themselves: each
+    draw puts its generator into a state of its own, and what seeds, saves or restores generators works as it always does."""
 
     def __init__(self) -> None:
-        self._ids: dict[object, int] = {}
-        self._drawn: dict[int, tuple[tuple[Value, ...], tuple[Value, ...]]] = {}
-        self._saved: dict[int, tuple[torch.Tensor, int]] = {}
-        self._state = self._id("start")
-
-    def _id(self, key: object) -> int:
-        return self._ids.setdefault(key, len(self._ids))
-
-    def seed(self, seed: object) -> None:
-        self._state = self._id(("seed", seed))
-
-    def save(self, token: torch.Tensor) -> torch.Tensor:
-        self._saved[id(token)] = token, self._state
-        return token
-
-    def restore(self, token: torch.Tensor) -> None:
-        if id(token) not in self._saved:
-            raise CaptureError(
-                "torch.set_rng_state is given a state that torch.get_rng_state did not return; pass that on as it is"
-            )
-        self._state = self._saved[id(token)][1]
+        self._drawn: dict[str, tuple[tuple[Value, ...], tuple[Value, ...]]] = {}
+        self._calls: dict[bytes, str] = {}  # the first call in each state
+        self.shared = False  # whether different calls drew from one state
 
     def draw(
-        self, info: Operator, args: tuple[Arg, ...], keywords: dict[str, Arg], outputs: list[Any]
+        self,
+        generator: torch.Generator,
+        info: Operator,
+        args: tuple[Arg, ...],
+        keywords: dict[str, Arg],
+        outputs: list[Any],
     ) -> tuple[Value, ...] | None:
         """Move on by one draw. The values drawn before in this very state, if it was so; else `remember` is to be told."""
-        content: tuple[Arg, ...] = () if info.name.startswith(_ONLY_FORM) else (*args, *keywords.values())
+        content: tuple[Arg, ...] = () if "_like." in info.name else (*args, *keywords.values())
         if info.name in _OVERWRITES:
             content = content[1:]
         reads = tuple(values_in(content))
         forms = tuple((tuple(t.shape), t.stride(), t.dtype) for t in outputs)
         scalars = repr([_form(arg) for arg in (*args, *keywords.items())])
-        self._state = self._id((self._state, info.name, forms, scalars))
-        before = self._drawn.get(self._state)
+        family = info.name.rsplit(".", 1)[0].removesuffix("_like")
+        call = repr((family, forms, "" if family in _ONLY_FORM else scalars))
+        state = _numpy(generator.get_state())
+        now = hashlib.sha256(state).digest()
+        self.shared |= self._calls.setdefault(now, call) != call
+        self._last = hashlib.sha256(now + call.encode()).hexdigest()
+        _move(generator, state, self._last)
+        before = self._drawn.get(self._last)
         if before is None:
             self._reads = reads
             return None
@@ -67,7 +65,14 @@ class RandomState:
         return before[1]
 
     def remember(self, values: tuple[Value, ...]) -> None:
-        self._drawn[self._state] = self._reads, values
+        self._drawn[self._last] = self._reads, values
+
+
+def _move(generator: torch.Generator, state: np.ndarray[Any, Any], name: str) -> None:
+    """Into a state that only this draw leads to. The seed that the generator was given is still its own."""
+    moved = torch.Generator().manual_seed(int(name[:16], 16)).get_state()
+    _numpy(moved)[:_SEED_BYTES] = state[:_SEED_BYTES]
+    generator.set_state(moved)
 
 
 def _form(arg: Any) -> object:

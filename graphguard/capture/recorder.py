@@ -205,13 +205,16 @@ class Recorder(TorchDispatchMode):
 
     def _values(self, call: Invocation, outputs: list[torch.Tensor], writes: tuple[str, ...] = ()) -> tuple[Value, ...]:
         """What the outputs hold: new values, of a new node, except for random numbers that were drawn before."""
-        tracked = call.info.random and "generator" not in call.kwargs
-        drawn = self.random_state.draw(call.info, call.encoded, call.keywords, outputs) if tracked else None
-        if drawn is not None:
-            return drawn
+        if call.info.random:
+            generator = call.generator or torch.default_generator
+            drawn = self.random_state.draw(generator, call.info, call.encoded, call.keywords, outputs)
+            if self.random_state.shared:
+                self.assume("random numbers of different calls are unrelated, even where a generator was in one state for both")
+            if drawn is not None:
+                return drawn
         values = tuple([self.new_value(t.shape, t.dtype) for t in outputs])
         self.emit(call.info.name, call.encoded, call.keywords, values, writes)
-        if tracked:
+        if call.info.random:
             self.random_state.remember(values)
         return values
 
@@ -274,6 +277,8 @@ class Recorder(TorchDispatchMode):
         except NotImplementedError as error:
             if "meta" not in str(error).lower():
                 raise
+            if info.namespace == "aten" and info.written and not info.func._schema.returns:
+                return None  # it only writes, and tensors as they are
             advice = "use another operator" if info.namespace == "aten" else "register one with torch.library.register_fake"
             raise CaptureError(
                 f"the operator {info.name} has no meta kernel, so its output shape is not known without running it; {advice}"
@@ -289,7 +294,11 @@ class Recorder(TorchDispatchMode):
     def _rename_dims(self, info: Operator, args: tuple[Any, ...]) -> torch.Tensor:
         """`squeeze_` and the like move a tensor to another window of its memory: they are views that keep the object. They
         touch no data, so that a tensor with data may be renamed as it is."""
+        if info.name == "aten.set_.source_Tensor" and args[0].is_meta and args[1].is_meta:
+            self.aliases.cell(args[1])
+            return info.func(*args)  # the tensor shows that window of that memory from now on
         view = info.name.replace("_.", ".", 1)
+        view = "aten.transpose.int" if view == "aten.transpose.default" else view
         if view not in _RENAMES:
             raise CaptureError(f"{info.name} changes a tensor's shape in place, which is not modelled; use the form "
                                "that returns a new tensor")  # fmt: skip

@@ -253,6 +253,9 @@ def _program_error(error: BaseException, who: str) -> ProgramError:
     if isinstance(error, SystemExit):
         return ProgramError(f"{who} called sys.exit(){where}", frames)
     text = str(error).strip().split("\n")[0]
+    if "expected device cpu but got meta" in text:
+        text = ("a gradient is taken of a tensor from outside the program, which is a constant here; pass it as an input, or "
+                "create the module inside the program")  # fmt: skip
     return ProgramError(f"{who} raised {type(error).__name__}{where}: {text}", frames)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import copy
 import functools
 import os
 import sys
@@ -18,7 +20,9 @@ _OURS = os.path.dirname(graphguard.__file__) + os.sep
 _HIDDEN = (
     _OURS,
     os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(concurrent.futures.__file__) + os.sep,
     contextlib.__file__,
+    copy.__file__,
     functools.__file__,
     threading.__file__,
     typing_extensions.__file__,
