@@ -49,7 +49,7 @@ def _rows() -> Iterator[Row]:
     for file in sorted(GALLERY.rglob("*.py"), key=lambda path: (len(path.parts), path.name)):
         for check in find_checks(str(file)):
             with collecting() as jobs:
-                check.function()
+                check.run()
             captured = capture_subject(jobs[0].subject)
             if not captured.joint.findings:
                 _replay(captured)

@@ -11,7 +11,7 @@ from test_engine_values import ARRAYS, Pair, lane_shard, only
 from graphguard.engine.collective import MOST_MEMBERS, all_gather, all_reduce, average, groups_of, reduce_scatter
 from graphguard.engine.evaluate import Evaluator
 from graphguard.engine.function import apply
-from graphguard.engine.product import Undescribed
+from graphguard.engine.monomial import Undescribed
 from graphguard.engine.shape import expand, reshape
 from graphguard.engine.table import Table
 from graphguard.engine.value import Value, concat, cut, multiply, whole

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from graphguard.engine.evaluate import Evaluator
 from graphguard.engine.lane import at_lane, collapse, varies
-from graphguard.engine.monomial import Monomial, canonical, renamed
-from graphguard.engine.product import Undescribed, product
+from graphguard.engine.monomial import Monomial, Undescribed, canonical, renamed
+from graphguard.engine.product import product
 from graphguard.engine.table import Table
 
 RANDOM = np.random.default_rng(0)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphguard.engine.evaluate import Evaluator
-from graphguard.engine.product import Undescribed
+from graphguard.engine.monomial import Undescribed
+from graphguard.engine.shape import expand
 from graphguard.engine.table import Table
 from graphguard.engine.value import Value, add, concat, cut, multiply, permute, scale, taken, whole
 
@@ -102,9 +103,14 @@ STEPS = [do_cut, do_permute, do_scale, do_take, do_concat, do_add, do_multiply]
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_operation_means_what_numpy_computes_in_every_lane(data):
+    walk(data, data.draw(st.lists(st.sampled_from(STEPS), max_size=4)))
+
+
+def walk(data, steps):
+    """Take the steps one by one, and compare what is described with what numpy computes after each."""
     table = Table()
     pair = start(table, data.draw(st.sampled_from("xyz")))
-    for step in data.draw(st.lists(st.sampled_from(STEPS), max_size=4)):
+    for step in steps:
         try:
             pair = step(table, pair, data.draw)
         except Undescribed:
@@ -235,3 +241,13 @@ def test_a_row_of_a_product_is_a_row_of_the_filed_product():
     row = multiply(table, [cut(x, 0, 2, 3), y], ["ik", "kj"], "ij", file=True)
     assert only(row).monomial.factors[0].atom == only(full).monomial.factors[0].atom
     close(table, row, ARRAYS["x"][2:3] @ ARRAYS["y"])
+
+
+def test_a_sum_over_a_repeated_dim_of_different_sizes_is_refused():
+    """Each lane would count its own number of copies, which one coefficient cannot say."""
+    table = Table()
+    row = cut(whole(table.input("x", (6, 6))), 0, 0, 1)
+    ragged = expand(table, row, (np.array([2, 3]), 6))
+    close(table, ragged, np.broadcast_to(ARRAYS["x"][:1], (3, 6)), lane=1)
+    with pytest.raises(Undescribed, match="a sum over a repeated dim whose size differs between lanes"):
+        multiply(table, [ragged], ["ij"], "j")

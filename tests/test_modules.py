@@ -111,6 +111,20 @@ def _part(tensor, placement, rank):
     return tensor if placement == "Replicate()" else tensor.chunk(2, int(placement[-2]))[rank]
 
 
+def test_communication_that_only_built_the_module_is_left_out_and_said_to_be():
+    def synced(mesh):
+        net = Net()
+        for parameter in net.parameters():
+            torch.distributed.broadcast(parameter.data, 0)
+        return net
+
+    captured = gg.capture_model(Net, synced, mesh=2, inputs=INPUTS)
+    assert not captured.joint.matches
+    assert [text for text in captured.assumptions if "while the module was built" in text]
+    plain = gg.capture_model(Net, lambda mesh: Net(), mesh=2, inputs=INPUTS)
+    assert not plain.assumptions
+
+
 def test_a_constructor_that_builds_no_module_is_refused():
     with pytest.raises(UsageError, match="sequential= returned int, not a module"):
         gg.capture_model(lambda: 3, lambda mesh: Net(), mesh=1, inputs=INPUTS)

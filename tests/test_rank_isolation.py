@@ -110,6 +110,17 @@ def test_ranks_have_their_own_world_and_the_parent_keeps_its(parent):
         torch.testing.assert_close(outputs["whole"], sum(x).repeat(4))
 
 
+def test_groups_of_the_parent_are_not_counted_among_the_ranks_own(parent):
+    """A rank's first group over some ranks is the first, whatever groups the parent has over them."""
+
+    def program(x):
+        dist.all_reduce(x)
+        return x
+
+    captured = capture_ranks(program, 3, {"x": Input((3,), Shard(0))})  # as many ranks as the parent's world
+    assert [node.kwargs.get("channel") for node in captured.ranks[0].nodes if node.op == "dist.all_reduce"] == [None]
+
+
 def test_the_sequential_program_has_no_process_group(parent):
     def program(x):
         assert not dist.is_initialized()

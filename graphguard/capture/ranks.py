@@ -13,13 +13,20 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from graphguard.ir import Mesh
 
+# Where torch keeps its groups, beside the world itself.
+_TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
+_inherited: list[object] = []
+
 
 def leave_any_group() -> None:
-    """torch.distributed as if never initialised. The groups themselves are the parent's: they are not touched."""
+    """torch.distributed as if never initialised. The groups themselves are the parent's: they are kept, as their end would be
+    felt by other processes, but out of sight. Their names stay taken, so that the count of groups goes on."""
     if dist.is_initialized():
+        _inherited.extend([c10d._world, *(getattr(c10d, table) for table in _TABLES)])
+        for table in _TABLES:
+            setattr(c10d, table, {})
         c10d._world = c10d._World()
         c10d.GroupMember.WORLD = None
-        c10d._pg_map.clear() if hasattr(c10d, "_pg_map") else None
 
 
 def become_rank(rank: int, mesh: Mesh) -> DeviceMesh:

@@ -15,9 +15,8 @@ import numpy as np
 
 from graphguard.engine.lane import Lane, Lanes, collapse, equal
 from graphguard.engine.merge import merged
-from graphguard.engine.monomial import Monomial, Range, Variable
+from graphguard.engine.monomial import Monomial, Range, Undescribed, Variable
 from graphguard.engine.placed import Placed
-from graphguard.engine.product import Undescribed
 from graphguard.engine.table import Table
 from graphguard.engine.value import Value, add, concat, cut, scale, taken
 

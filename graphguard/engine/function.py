@@ -16,13 +16,14 @@ from graphguard.engine.monomial import (
     Monomial,
     Part,
     Range,
+    Undescribed,
     Variable,
     canonical_together,
     mentioned,
     variable_index,
 )
 from graphguard.engine.placed import Placed
-from graphguard.engine.product import Layout, Undescribed
+from graphguard.engine.product import Layout
 from graphguard.engine.table import Table
 from graphguard.engine.value import Value, cut, without_single_dims
 
@@ -88,6 +89,8 @@ def _on_cell(table: Table, name: str, values: Sequence[Value], parameters: tuple
     layout.join_points(dims)
     visible = {variable for dim in dims for variable in dim}
     summed = {v for v in layout.ranges if v not in visible and not _is_point(layout.ranges[v])}
+    if summed - mentioned(layout.factors()):
+        raise Undescribed(f"{name} of a sum over a repeated dim")
     if any(varies(bound) for v in summed for bound in layout.ranges[v]):
         raise Undescribed(f"{name} of a partial sum")
     factors = iter(layout.parts)

@@ -24,6 +24,10 @@ Range = tuple[Lane, Lane]
 MOST_ORDERS = 24  # of factors that are alike, tried to find the canonical one
 
 
+class Undescribed(Exception):
+    """A result that has no description in this form; the reason is for people."""
+
+
 class Atom(NamedTuple):
     """A lane-free tensor. Atoms of one table are equal exactly if their ids are."""
 
@@ -115,7 +119,7 @@ def renamed(monomial: Monomial, names: Iterator[Variable]) -> Monomial:
 
 
 def collected(factors: Iterable[Factor]) -> tuple[Factor, ...]:
-    """Equal atoms at equal positions as one power. Opposite powers cancel only in `cancelled`, which asks whether they may."""
+    """Equal atoms at equal positions as one power. Opposite powers stay apart: they cancel only where the atom is not zero."""
     powers: dict[tuple[Hashable, ...], Factor] = {}
     for factor in factors:
         sign = factor.power > 0

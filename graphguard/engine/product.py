@@ -15,6 +15,7 @@ from graphguard.engine.monomial import (
     Index,
     Monomial,
     Range,
+    Undescribed,
     Variable,
     collected,
     extent,
@@ -24,10 +25,6 @@ from graphguard.engine.monomial import (
     variable_index,
 )
 from graphguard.engine.table import Table
-
-
-class Undescribed(Exception):
-    """A result that has no description in this form; the reason is for people."""
 
 
 def product(table: Table, monomials: Sequence[Monomial], labels: Sequence[str], result: str) -> Monomial:

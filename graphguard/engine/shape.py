@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphguard.engine.lane import Lane, equal
-from graphguard.engine.monomial import Monomial, Range, Variable, extent
+from graphguard.engine.monomial import Monomial, Range, Undescribed, Variable, extent
 from graphguard.engine.placed import Placed
-from graphguard.engine.product import Layout, Undescribed
+from graphguard.engine.product import Layout
 from graphguard.engine.table import Table
 from graphguard.engine.value import Value, without_single_dims
 

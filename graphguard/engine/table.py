@@ -20,6 +20,7 @@ from graphguard.engine.monomial import (
     Index,
     Monomial,
     Range,
+    Undescribed,
     Variable,
     canonical,
     extent,
@@ -113,9 +114,12 @@ def _connected(monomial: Monomial, start: Variable, pending: set[Variable]) -> t
 def _without_idle_sums(monomial: Monomial) -> Monomial:
     """A sum over a variable that nothing mentions counts its elements."""
     used = mentioned(monomial.factors)
-    idle = [v for v in monomial.summed if v not in used and not varies(extent(monomial.ranges[v]))]
+    idle = [v for v in monomial.summed if v not in used]
     coefficient = monomial.coefficient
     for variable in idle:
-        coefficient *= int(extent(monomial.ranges[variable]))
+        size = extent(monomial.ranges[variable])
+        if not isinstance(size, int):
+            raise Undescribed("a sum over a repeated dim whose size differs between lanes")
+        coefficient *= size
     ranges = {v: span for v, span in monomial.ranges.items() if v not in idle}
     return Monomial(coefficient, monomial.factors, ranges, monomial.dims)

@@ -15,9 +15,9 @@ import numpy as np
 
 from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere, take
 from graphguard.engine.merge import merged
-from graphguard.engine.monomial import Index, Monomial, Range, extent, mentioned
+from graphguard.engine.monomial import Index, Monomial, Range, Undescribed, extent, mentioned
 from graphguard.engine.placed import Placed
-from graphguard.engine.product import Undescribed, product
+from graphguard.engine.product import product
 from graphguard.engine.table import Table
 
 
