@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from graphguard.capture.program import FunctionProgram, ModelProgram, call_model
-from graphguard.capture.session import Captured, LocalInputs, Subject
+from graphguard.capture.session import Captured, LocalInputs, Progress, Subject
 from graphguard.capture.session import capture as capture_subject
-from graphguard.errors import GraphGuardError
+from graphguard.errors import GraphGuardError, InternalError, UsageError
+from graphguard.expectation import expectations
+from graphguard.ir import Graph
+from graphguard.parameters import expected_gradients, parameter_inputs, relations_with
 from graphguard.relation import Input, mesh_of
+from graphguard.report import Report
 
 MeshLike = Mapping[str, int] | int
 
@@ -24,7 +29,7 @@ class Job:
     """One call of `verify` or `verify_model`: the programs, and what is expected of them."""
 
     subject: Subject
-    outputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Any] | None = None
     params: Any = "auto"
     lemmas: Sequence[Any] = ()
     trials: int | None = None
@@ -32,6 +37,7 @@ class Job:
 
 
 _COLLECTED: ContextVar[list[Job] | None] = ContextVar("collected", default=None)
+_PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
 
 
 @contextmanager
@@ -45,6 +51,16 @@ def collecting() -> Iterator[list[Job]]:
         _COLLECTED.reset(token)
 
 
+@contextmanager
+def showing(progress: Progress | None) -> Iterator[None]:
+    """Inside, `verify` and `verify_model` say how far they are."""
+    token = _PROGRESS.set(progress)
+    try:
+        yield
+    finally:
+        _PROGRESS.reset(token)
+
+
 def verify(
     sequential: Callable[..., Any],
     distributed: Callable[..., Any],
@@ -56,9 +72,13 @@ def verify(
     lemmas: Sequence[Any] = (),
     trials: int | None = None,
     seed: int = 0,
-) -> Any:
-    """Whether the distributed function refines the sequential one, for all inputs."""
-    return _run(Job(_functions(sequential, distributed, mesh, inputs, local_inputs), outputs or {}, None, lemmas, trials, seed))
+) -> Report:
+    """Whether the distributed function refines the sequential one, for all inputs.
+
+    outputs: the relation that an output is expected to have, `{path: placement}`, `{path: {axis: placement}}` or
+        `{path: fn(full, coord)}`; an output that is not listed may have any.
+    """
+    return _run(Job(_functions(sequential, distributed, mesh, inputs, local_inputs), outputs, None, lemmas, trials, seed))
 
 
 def verify_model(
@@ -74,10 +94,13 @@ def verify_model(
     lemmas: Sequence[Any] = (),
     trials: int | None = None,
     seed: int = 0,
-) -> Any:
-    """Whether the distributed module refines the sequential one in what `step` does with them, for all inputs."""
+) -> Report:
+    """Whether the distributed module refines the sequential one in what `step` does with them, for all inputs.
+
+    params: "auto", or `{pattern: placement or fn(full, coord)}` for the parameters whose relation is not found.
+    """
     subject = _models(sequential, distributed, step, mesh, inputs, local_inputs)
-    return _run(Job(subject, outputs or {}, params, lemmas, trials, seed))
+    return _run(Job(subject, outputs, params, lemmas, trials, seed))
 
 
 def capture_function(
@@ -144,12 +167,74 @@ def _models(
     return Subject(*programs, mesh_of(mesh), dict(inputs), local_inputs)
 
 
-def _run(job: Job) -> Any:
+# ---------------------------------------------------------------------- running
+def _run(job: Job) -> Report:
     collected = _COLLECTED.get()
     if collected is not None:
         collected.append(job)
-        return job
-    raise GraphGuardError(
-        "this version captures programs but has no prover yet: `graphguard capture FILE.py::CHECK` shows the graphs of a "
-        "check, and gg.capture_function(...) returns them"
-    )
+        return job  # type: ignore[return-value]
+    try:
+        return _report(job)
+    except GraphGuardError:
+        raise
+    except Exception as error:
+        raise InternalError(f"{type(error).__name__} in GraphGuard itself: {error}; please report it") from error
+
+
+def _report(job: Job) -> Report:
+    if job.outputs is not None and not isinstance(job.outputs, Mapping):
+        raise UsageError(f"outputs= is {type(job.outputs).__name__}; write {{path: placement}}")
+    if job.lemmas:
+        raise UsageError("lemmas= is given, which this version does not take yet")
+    subject = job.subject
+    captured = capture_subject(subject, progress=_PROGRESS.get())
+    relations, outputs = _with_parameters(job, captured)
+    expected = expectations(outputs, captured, subject.mesh)
+    seconds: dict[str, float | None] = {"capture": captured.seconds, "proof": None, "oracle": None}
+    if captured.joint.findings:
+        report = Report.of_findings(captured.joint.findings, captured.assumptions)
+    else:
+        from graphguard.engine.prove import prove
+
+        proof = prove(captured.sequential, captured.joint, relations, expected=expected, ranges=_ranges(subject.inputs))
+        report = Report.of_proof(proof, captured.assumptions)
+        seconds["proof"] = proof.seconds
+    report.notes += _only_of_ranks(captured)
+    operations = sum(len(graph.nodes) for graph in [captured.sequential, *captured.ranks])
+    report.stats = {"ops": operations, "ranks": subject.mesh.size, "seconds": seconds}
+    return report
+
+
+def _with_parameters(job: Job, captured: Captured) -> tuple[list[Graph], Any]:
+    """The input relations and the expected outputs; for a module, with what is known of its parameters."""
+    program, outputs = job.subject.distributed, {} if job.outputs is None else job.outputs
+    if not isinstance(program, ModelProgram):
+        return captured.relations, outputs
+    parameters = parameter_inputs(job.subject, captured, job.params)
+    expected: dict[str, Any] = {}
+    if isinstance(program.step, train_step):
+        expected = expected_gradients(captured, parameters)
+        if program.step.loss is not None:
+            expected["loss"] = program.step.loss
+    return relations_with(job.subject, captured, parameters), {**expected, **outputs}
+
+
+def _ranges(inputs: Mapping[str, Input]) -> dict[str, tuple[int | None, int | None]]:
+    """The stated bounds `low <= v < high` of integer inputs. Those of other inputs are for the oracle only."""
+    return {
+        name: (_ceiling(spec.low), _ceiling(spec.high))
+        for name, spec in inputs.items()
+        if not (spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype == torch.bool)
+        and (spec.low is not None or spec.high is not None)
+    }
+
+
+def _ceiling(bound: float | None) -> int | None:
+    return math.ceil(bound) if bound is not None and math.isfinite(bound) else None
+
+
+def _only_of_ranks(captured: Captured) -> list[str]:
+    """Outputs that the sequential program does not have."""
+    known = {path for path, value in captured.sequential.outputs.items() if value is not None}
+    extra = {path: None for graph in captured.ranks for path, value in graph.outputs.items() if value is not None}
+    return [f"{path}: only ranks return it, so nothing is claimed of it" for path in extra if path not in known]

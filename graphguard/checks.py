@@ -1,4 +1,4 @@
-"""`@gg.check`: functions that a command line or a test runner finds in a file."""
+"""`@gg.check`: functions that a command line or a test runner finds in files, and what comes out of running them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, overload
 
 from graphguard.errors import GraphGuardError, ProgramError, UsageError
+from graphguard.report import NotVerifiedError, Report
 
 VERDICTS = ("verified", "refuted", "unproven")
 _MARK = "__graphguard_expect__"
@@ -24,6 +27,9 @@ class Check:
     function: Callable[[], Any]
     expect: str
 
+    def __str__(self) -> str:
+        return f"{self.file}::{self.name}"
+
     def run(self) -> Any:
         """What the check returns; what it raises becomes one sentence."""
         try:
@@ -32,6 +38,55 @@ class Check:
             raise
         except (Exception, SystemExit) as error:
             raise _raised(error, self.file, f"the check {self.name}") from None
+
+    def outcome(self) -> Outcome:
+        """What comes of running the check. What it prints goes to stderr: stdout is for results."""
+        try:
+            with redirect_stdout(sys.stderr):
+                report = self.run()
+        except NotVerifiedError as error:
+            report = error.report
+        except GraphGuardError as error:
+            return Outcome(self, None, error)
+        if not isinstance(report, Report):
+            wrong = UsageError(f"the check {self.name} returned {type(report).__name__}; it must return gg.verify(...)")
+            return Outcome(self, None, wrong)
+        return Outcome(self, report, None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The report of a check, or the error that kept it from having one."""
+
+    check: Check
+    report: Report | None
+    error: GraphGuardError | None
+
+    @property
+    def as_expected(self) -> bool:
+        return self.report is not None and self.report.verdict == self.check.expect
+
+    @property
+    def exit_code(self) -> int:
+        """0: as expected; 1: a definite verdict, and not the expected one; 2: it could not run; 3: unproven."""
+        if self.report is None:
+            return 2
+        if self.as_expected:
+            return 0
+        return 3 if self.report.verdict == "unproven" else 1
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it. A check that could not run has an error instead of a verdict."""
+        head = {"name": self.check.name, "file": self.check.file, "expect": self.check.expect}
+        if self.report is None:
+            return {**head, "verdict": None, "error": str(self.error)}
+        return {**head, **self.report.to_plain(), "error": None}
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
+    """That of all checks together: an error counts most, then a wrong verdict, then a missing one."""
+    codes = {outcome.exit_code for outcome in outcomes}
+    return next((code for code in (2, 1, 3) if code in codes), 0)
 
 
 @overload
@@ -55,12 +110,7 @@ def find_checks(target: str) -> list[Check]:
     file, _, name = target.partition("::")
     if not os.path.isfile(file):
         raise UsageError(f"there is no file {file}")
-    module = _load(file)
-    checks = [
-        Check(attribute, file, item, getattr(item, _MARK))
-        for attribute, item in vars(module).items()
-        if callable(item) and hasattr(item, _MARK) and getattr(item, "__module__", None) == module.__name__
-    ]
+    checks = _checks_of(file)
     if not checks:
         raise UsageError(f"{file} has no checks; mark a function with @gg.check")
     if name:
@@ -69,6 +119,38 @@ def find_checks(target: str) -> list[Check]:
             raise UsageError(f"{file} has no check {name!r}; it has {', '.join(check.name for check in checks)}")
         return chosen
     return checks
+
+
+def find_all_checks(targets: Iterable[str]) -> list[Check]:
+    """The checks of files, of single names in files, and of all files below folders; each once."""
+    found: dict[tuple[str, str], Check] = {}
+    for target in targets:
+        if os.path.isdir(target):
+            checks = [check for file in _files_below(target) for check in _checks_of(file)]
+            if not checks:
+                raise UsageError(f"no file below {target} has checks; mark a function with @gg.check")
+        else:
+            checks = find_checks(target)
+        for check in checks:
+            found.setdefault((os.path.abspath(check.file), check.name), check)
+    return list(found.values())
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Python files that mention the package: others have no checks, and importing them may do anything."""
+    for path in sorted(Path(folder).rglob("*.py"), key=lambda path: (len(path.parts), path)):
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
+        if not hidden and b"graphguard" in path.read_bytes():
+            yield str(path)
+
+
+def _checks_of(file: str) -> list[Check]:
+    module = _load(file)
+    return [
+        Check(attribute, file, item, getattr(item, _MARK))
+        for attribute, item in vars(module).items()
+        if callable(item) and hasattr(item, _MARK) and getattr(item, "__module__", None) == module.__name__
+    ]
 
 
 def _load(file: str) -> ModuleType:
@@ -88,7 +170,8 @@ def _load(file: str) -> ModuleType:
     if os.path.dirname(path) not in sys.path:
         sys.path.insert(0, os.path.dirname(path))
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
     except GraphGuardError:
         del sys.modules[name]
         raise

@@ -296,10 +296,3 @@ def test_capture_of_ranks_that_do_not_fit_together_exits_with_one(output_format,
     printed = capsys.readouterr()
     assert stop.value.code == 1
     assert "GG104 race: a buffer that dist.all_reduce" in printed.err and "GG104" not in printed.out.splitlines()[0]
-
-
-def test_verify_says_that_there_is_no_prover_yet(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["verify", "any.py"])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith("error: this version has no prover yet, so it gives no verdicts;")

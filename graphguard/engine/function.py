@@ -1,136 +1,211 @@
-"""Elementwise functions of described tensors. A function of sums of monomials is an atom over the variables that they share."""
+"""Elementwise functions of described tensors, and the few of them that the algebra sees through: powers, exp, log, deltas.
+
+A function of terms is an atom over the positions in them. Powers of products are products of powers for whole powers or positive
+factors alone; exp turns sums into products, whose factors are positive; log undoes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
-from itertools import pairwise
-from itertools import product as combinations
-from typing import NamedTuple
 
-from graphguard.engine.lane import Lane, equal, everywhere, key, varies
-from graphguard.engine.merge import merged
-from graphguard.engine.monomial import (
-    Atom,
-    Factor,
-    Monomial,
-    Part,
-    Range,
-    Undescribed,
-    Variable,
-    canonical_together,
-    mentioned,
-    variable_index,
-)
-from graphguard.engine.placed import Placed
-from graphguard.engine.product import Layout
-from graphguard.engine.table import Table
-from graphguard.engine.value import Value, cut, without_single_dims
+from graphguard.engine.definition import Part, Product, abstract
+from graphguard.engine.grid import Box, by_cell
+from graphguard.engine.lane import varies
+from graphguard.engine.product import Layout, constant, filled
+from graphguard.engine.sums import folded, plain
+from graphguard.engine.table import Table, weighted
+from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
+from graphguard.engine.value import add
 
-Operand = tuple[tuple[Fraction, tuple[Factor, ...], tuple[tuple[Variable, Range], ...]], ...]
-
-
-class Function(NamedTuple):
-    """The definition of an atom: each operand is a sum of (coefficient, factors, summed ranges), over the free variables."""
-
-    name: str
-    parameters: tuple[Hashable, ...]
-    operands: tuple[Operand, ...]
-    free: tuple[Variable, ...]
+INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "logical_not"}
+POSITIVE = {"sigmoid", "softplus", "cosh"}
+NONNEGATIVE = {"relu", "abs"}
+ZERO_AT_ZERO = {"relu", "abs", "gelu", "tanh", "sin", "sinh", "asinh", "atan", "erf", "sign", "floor", "ceil", "round", "trunc"}
 
 
 def apply(table: Table, name: str, values: Sequence[Value], parameters: tuple[Hashable, ...] = ()) -> Value:
-    """`name` of tensors of one shape, element by element. Where pieces are placed side by side, piece by piece."""
-    shape = values[0].shape
-    if any(len(value.shape) != len(shape) or not all(map(equal, value.shape, shape)) for value in values):
-        raise Undescribed("an elementwise function of tensors of different shapes")
-    terms = []
-    for cell in _cells(values):
-        terms.append(Placed(_on_cell(table, name, [_part(value, cell) for value in values], parameters), cell))
-    return Value(shape, merged(table, terms))
+    """An elementwise function of tensors of one shape."""
+    values = [folded(table, value) for value in values]
+
+    def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
+        operands = [plain(table, cell) for cell in cells]
+        if name in ZERO_AT_ZERO and all(term is None for term in operands):
+            return None
+        return _function(table, name, operands, parameters, box)
+
+    return by_cell(table, values, on_cell)
 
 
-def _cells(values: Sequence[Value]) -> Iterator[tuple[Range, ...]]:
-    """The coarsest grid on which each term covers a cell whole or not at all."""
-    cuts = []
-    for dim, size in enumerate(values[0].shape):
-        bounds: dict[object, Lane] = {key(0): 0, key(size): size}
-        for value in values:
-            for term in value.terms:
-                bounds |= {key(bound): bound for bound in term.box[dim]}
-        cuts.append(_in_order(list(bounds.values())))
-    yield from combinations(*(list(pairwise(bounds)) for bounds in cuts))
-
-
-def _in_order(bounds: list[Lane]) -> list[Lane]:
-    ordered: list[Lane] = []
-    for bound in bounds:
-        place = sum(1 for other in ordered if everywhere(other <= bound))
-        if not all(everywhere(bound <= other) for other in ordered[place:]):
-            raise Undescribed("pieces that lie in a different order in different lanes")
-        ordered.insert(place, bound)
-    return ordered
-
-
-def _part(value: Value, cell: tuple[Range, ...]) -> Value:
-    for dim, (low, high) in enumerate(cell):
-        value = cut(value, dim, low, high)
-    return value
-
-
-def _on_cell(table: Table, name: str, values: Sequence[Value], parameters: tuple[Hashable, ...]) -> Monomial:
-    """The function where every term covers all of every operand."""
-    labels = "".join(chr(97 + dim) for dim in range(len(values[0].shape)))
+def _function(
+    table: Table, name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...], box: Box
+) -> Term:
+    labels = "".join(chr(97 + dim) for dim in range(len(box)))
     layout = Layout(table)
-    for value in values:
-        for term in value.terms:
-            layout.lay(term.monomial, labels)
+    parts: list[tuple[int, Fraction]] = []
+    if all(term is None for term in operands):
+        layout.lay(filled(table, box), labels)
+        layout.parts = []
+    for number, term in enumerate(operands):
+        if term is not None:
+            layout.lay(term.with_(factors=weighted(term)), labels)
+            parts.append((number, term.coefficient))
+    found = abstract([Part(label, factors) for label, factors in zip(parts, layout.parts, strict=True)], layout.ranges)
+    facts = {"positive": name in POSITIVE, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
+    atom = table.define("function", name, parameters, len(operands), found, **facts)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-    layout.join_points(dims)
-    visible = {variable for dim in dims for variable in dim}
-    summed = {v for v in layout.ranges if v not in visible and not _is_point(layout.ranges[v])}
-    if summed - mentioned(layout.factors()):
-        raise Undescribed(f"{name} of a sum over a repeated dim")
-    if any(varies(bound) for v in summed for bound in layout.ranges[v]):
-        raise Undescribed(f"{name} of a partial sum")
-    factors = iter(layout.parts)
-    operands = [
-        [_labelled(owner, term.monomial.coefficient, next(factors), summed) for term in value.terms]
-        for owner, value in enumerate(values)
-    ]
-    if any(varies(index.offset) for factor in layout.factors() for index in factor.at):
-        raise Undescribed(f"{name} of tensors whose shards lie at different distances in different lanes")
-    atom, free = _atom(table, name, parameters, operands, layout.ranges)
-    ranges = {v: span for v, span in layout.ranges.items() if v not in summed}
-    described = Factor(atom, tuple(variable_index(v) for v in free))
-    return without_single_dims(Monomial(Fraction(1), (described,), ranges, dims))
+    return _settled(table, Term(ONE, (Factor(atom, found.axes),), layout.ranges, dims, box))
 
 
-def _labelled(owner: int, coefficient: Fraction, factors: tuple[Factor, ...], summed: set[Variable]) -> tuple[Fraction, Part]:
-    return coefficient, ((owner, coefficient), factors, tuple(v for v in sorted(summed) if v in mentioned(factors)))
+def _settled(table: Table, term: Term) -> Term:
+    settled = table.settle(term)
+    if settled is None:
+        raise Undescribed("a function of nothing")
+    return settled
 
 
-def _atom(
-    table: Table,
-    name: str,
-    parameters: tuple[Hashable, ...],
-    operands: Sequence[Sequence[tuple[Fraction, Part]]],
-    ranges: Mapping[Variable, Range],
-) -> tuple[Atom, tuple[Variable, ...]]:
-    """The atom of a function, and the variables that are its axes."""
-    parts = [part for operand in operands for _, part in operand]
-    form = canonical_together(parts, ranges)
-    summed = {v for part in parts for v in part[2]}
-    free = tuple(v for v in form.order if v not in summed)
-    atom = table.atom("function", (name, parameters, len(operands), form.key))
-    if atom.id not in table.functions:
-        definition = tuple(
-            tuple((coefficient, factors, tuple((v, ranges[v]) for v in sums)) for coefficient, (_, factors, sums) in operand)
-            for operand in operands
-        )
-        table.functions[atom.id] = Function(name, parameters, definition, free)
-    return atom, free
+def is_constant(value: Value) -> Fraction | None:
+    """The number that fills the tensor in every lane."""
+    if not value.terms:
+        return Fraction(0)
+    if len(value.terms) > 1:
+        return None
+    (term,) = value.terms
+    whole = all(type(low) is int and low == 0 for low, _ in term.box)
+    whole = whole and all(_equal(high, size) for (_, high), size in zip(term.box, value.shape, strict=True))
+    return term.coefficient if whole and not term.factors and not term.summed and not varies(term.weight) else None
 
 
-def _is_point(span: Range) -> bool:
-    return equal(span[1] - span[0], 1)
+def _equal(a: object, b: object) -> bool:
+    return type(a) is int and type(b) is int and a == b
+
+
+# ---------------------------------------------------------------------- powers
+def power(table: Table, value: Value, exponent: Fraction) -> Value:
+    """Each element to a rational power."""
+    if exponent == 1:
+        return value
+    number = is_constant(value)
+    if number is not None and number and exponent.denominator == 1:
+        return constant(value.shape, number ** int(exponent), table)
+    if exponent == 0:
+        return constant(value.shape, ONE, table)
+    value = folded(table, value)
+
+    def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
+        term = plain(table, cells[0])
+        if term is None:
+            if exponent < 0:
+                raise Undescribed("a division by zero")
+            return None
+        whole = exponent.denominator == 1
+        if varies(term.weight):
+            if not (whole and exponent > 0 and _only_ones(term)):
+                raise Undescribed("a power of what only some ranks hold")
+        simple = len(term.factors) == 1 and term.factors[0].power == 1
+        if not whole and not (simple or all(f.atom.positive for f in term.factors)):
+            return _function(table, "pow", [term], (exponent,), box)
+        scale = _rational_power(term.coefficient, exponent)
+        if scale is None:
+            return _function(table, "pow", [term], (exponent,), box)
+        factors = tuple(f._replace(power=f.power * exponent) for f in term.factors)
+        return _settled(table, term.with_(coefficient=scale, factors=factors))
+
+    return by_cell(table, [value], on_cell)
+
+
+def _only_ones(term: Term) -> bool:
+    import numpy as np
+
+    return bool(np.isin(term.weight, (0, 1)).all())
+
+
+def _rational_power(number: Fraction, exponent: Fraction) -> Fraction | None:
+    if exponent.denominator == 1:
+        return number ** int(exponent)
+    if number <= 0:
+        return None
+    if number == 1:
+        return ONE
+    root = Fraction(_root(number.numerator, exponent.denominator) or 0, _root(number.denominator, exponent.denominator) or 1)
+    return root**exponent.numerator if root and root**exponent.denominator == number else None
+
+
+def _root(number: int, degree: int) -> int | None:
+    guess = round(number ** (1 / degree))
+    return next((g for g in (guess - 1, guess, guess + 1) if g > 0 and g**degree == number), None)
+
+
+# ---------------------------------------------------------------------- exp and log
+def exp(table: Table, value: Value) -> Value:
+    """exp(a + b) is exp(a) exp(b), and exp(c a) is exp(a) to the power c."""
+
+    def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
+        labels = "".join(chr(97 + dim) for dim in range(len(box)))
+        layout = Layout(table)
+        if not cells[0]:
+            return filled(table, box)
+        factors: list[tuple[int, Fraction]] = []
+        for term in cells[0]:
+            closed = plain(table, [term])
+            assert closed is not None
+            layout.lay(closed.with_(factors=weighted(closed)), labels)
+            factors.append((len(layout.parts) - 1, closed.coefficient))
+        product = [f for place, scale in factors for f in _exp_factors(table, layout.parts[place], scale)]
+        dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
+        return _settled(table, Term(ONE, tuple(product), layout.ranges, dims, box))
+
+    return by_cell(table, [value], on_cell)
+
+
+def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> list[Factor]:
+    """exp of a product, as factors."""
+    if len(factors) == 1 and factors[0].power == 1 and factors[0].atom.id in table.definitions:
+        atom, at = factors[0].atom, factors[0].at
+        definition = table.definitions[atom.id]
+        axes = {-1 - n: index for n, index in enumerate(at)}
+        if atom.kind == "lin":
+            result = []
+            for product in definition.operands[0]:
+                result += _exp_factors(table, _instance(product, axes), scale * product.label[1])  # type: ignore[index]
+            return result
+        if definition.name == "log" and definition.operands[0][0].label == (0, ONE):
+            inner = _instance(definition.operands[0][0], axes)
+            if scale == 1 or all(f.atom.positive for f in inner):
+                return [f._replace(power=f.power * scale) for f in inner]
+    found = abstract([Part((0, ONE), factors)], {})
+    atom = table.define("function", "exp", (), 1, found, positive=True)
+    return [Factor(atom, found.axes, scale)]
+
+
+def _instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
+    """A product of a definition at given positions."""
+    return tuple(f._replace(at=tuple(substituted(i, axes) for i in f.at)) for f in product.factors)
+
+
+def log(table: Table, value: Value) -> Value:
+    """The log of positive factors is a sum of logs; log(exp(a)) is a."""
+    value = folded(table, value)
+    if len(value.terms) != 1:
+        return apply(table, "log", [value])
+    term = plain(table, value.terms)
+    assert term is not None
+    if varies(term.weight) or term.coefficient <= 0 or not term.factors or not all(f.atom.positive for f in term.factors):
+        return apply(table, "log", [value])
+    parts: list[Value] = []
+    for factor in term.factors:
+        parts.append(Value(value.shape, _log_terms(table, term, factor)))
+    if term.coefficient != 1:
+        parts.append(apply(table, "log", [constant(value.shape, term.coefficient, table)]))
+    return add(table, parts)
+
+
+def _log_terms(table: Table, term: Term, factor: Factor) -> tuple[Term, ...]:
+    definition = table.definitions.get(factor.atom.id)
+    if definition is not None and definition.name == "exp":
+        (product,) = definition.operands[0]
+        factors = _instance(product, {-1 - n: index for n, index in enumerate(factor.at)})
+        return (_settled(table, term.with_(coefficient=factor.power, factors=factors)),)
+    found = abstract([Part((0, ONE), (factor._replace(power=ONE),))], {})
+    atom = table.define("function", "log", (), 1, found)
+    return (_settled(table, term.with_(coefficient=factor.power, factors=(Factor(atom, found.axes),))),)

@@ -13,22 +13,38 @@ Lane: TypeAlias = int | Lanes
 
 def collapse(number: Lane) -> Lane:
     """The int that all lanes agree on, or the vector."""
-    if isinstance(number, np.ndarray) and (number == number[0]).all():
-        return int(number[0])
-    return number
+    if type(number) is int:
+        return number
+    if isinstance(number, np.ndarray):
+        return int(number[0]) if (number == number[0]).all() else number
+    return int(number)
 
 
 def everywhere(condition: bool | np.bool_ | np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
     """Whether a comparison of lane numbers holds in every lane."""
-    return bool(np.all(condition))
+    return condition if type(condition) is bool else bool(np.all(condition))
 
 
 def equal(a: Lane, b: Lane) -> bool:
-    return everywhere(a == b)
+    if type(a) is int and type(b) is int:
+        return a == b
+    return bool(np.all(a == b))
 
 
 def varies(number: Lane) -> bool:
     return isinstance(number, np.ndarray)
+
+
+def larger(a: Lane, b: Lane) -> Lane:
+    if type(a) is int and type(b) is int:
+        return max(a, b)
+    return collapse(np.maximum(a, b))
+
+
+def smaller(a: Lane, b: Lane) -> Lane:
+    if type(a) is int and type(b) is int:
+        return min(a, b)
+    return collapse(np.minimum(a, b))
 
 
 def at_lane(number: Lane, lane: int) -> int:
@@ -42,4 +58,4 @@ def take(number: Lane, lanes: Lanes) -> Lane:
 
 def key(number: Lane) -> Hashable:
     """Equal for equal numbers."""
-    return tuple(number.tolist()) if isinstance(number, np.ndarray) else number
+    return number if type(number) is int else number.tobytes()

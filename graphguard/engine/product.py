@@ -8,39 +8,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product as combinations
 
-from graphguard.engine.lane import Lane, collapse, equal, everywhere, key, varies
-from graphguard.engine.monomial import (
-    Factor,
-    Index,
-    Monomial,
-    Range,
-    Undescribed,
-    Variable,
-    collected,
-    extent,
-    mentioned,
-    renamed,
-    substitute,
-    variable_index,
-)
+from graphguard.engine.lane import Lane, collapse, equal, everywhere, larger, smaller
+from graphguard.engine.merge import merged
 from graphguard.engine.table import Table
+from graphguard.engine.term import ONE, Factor, Index, Range, Term, Undescribed, Value, Variable, extent, mentioned, substitute
+from graphguard.engine.value import cut_term
 
 
-def product(table: Table, monomials: Sequence[Monomial], labels: Sequence[str], result: str) -> Monomial:
-    """As einsum: `product(t, [x, w], ["mk", "kn"], "mn")`. Labels that the result does not have are summed."""
+def multiply(table: Table, values: Sequence[Value], labels: Sequence[str], result: str) -> Value:
+    """As einsum: `multiply(t, [x, w], ["mk", "kn"], "mn")`. Labels that the result does not have are summed."""
+    sizes: dict[str, Lane] = {}
+    for value, names in zip(values, labels, strict=True):
+        for label, size in zip(names, value.shape, strict=True):
+            sizes[label] = size
+    terms = []
+    for chosen in combinations(*(value.terms for value in values)):
+        term = _product(table, chosen, labels, result)
+        if term is not None:
+            terms.append(term)
+    return Value(tuple(sizes[label] for label in result), merged(table, terms))
+
+
+def _product(table: Table, terms: Sequence[Term], labels: Sequence[str], result: str) -> Term | None:
+    boxes = _common_boxes(terms, labels)
+    if any(everywhere(high <= low) for low, high in boxes.values()):
+        return None
     layout = Layout(table)
-    coefficient = Fraction(1)
-    for monomial, names in zip(monomials, labels, strict=True):
-        coefficient *= monomial.coefficient
-        layout.lay(monomial, names)
+    coefficient, weight = Fraction(1), 1
+    for term, names in zip(terms, labels, strict=True):
+        for dim, label in enumerate(names):
+            low, high = boxes[label]
+            start = term.box[dim][0]
+            term = cut_term(term, dim, collapse(low - start), collapse(high - start))
+        coefficient, weight = coefficient * term.coefficient, collapse(weight * term.weight)
+        layout.lay(term, names)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in result)
-    layout.join_points(dims)
-    return Monomial(coefficient, collected(layout.factors()), layout.ranges, dims)
+    box = tuple(boxes[label] for label in result)
+    return table.settle(Term(coefficient, tuple(layout.factors()), layout.ranges, dims, box, weight))
+
+
+def _common_boxes(terms: Sequence[Term], labels: Sequence[str]) -> dict[str, Range]:
+    boxes: dict[str, Range] = {}
+    for term, names in zip(terms, labels, strict=True):
+        for label, (low, high) in zip(names, term.box, strict=True):
+            if label in boxes:
+                low, high = larger(low, boxes[label][0]), smaller(high, boxes[label][1])
+            boxes[label] = low, high
+    return boxes
 
 
 class Layout:
-    """Monomials over shared variables, while their dims are laid over each other. `parts` are the factors of each."""
+    """Terms over shared variables, while their dims are laid over each other. `parts` are the factors of each."""
 
     def __init__(self, table: Table):
         self._names = table.names
@@ -51,27 +71,18 @@ class Layout:
     def factors(self) -> list[Factor]:
         return [factor for part in self.parts for factor in part]
 
-    def lay(self, monomial: Monomial, labels: str) -> None:
-        fresh = renamed(monomial, self._names)
-        self.parts.append(fresh.factors)
-        self.ranges |= fresh.ranges
-        for label, group in zip(labels, fresh.dims, strict=True):
+    def lay(self, term: Term, labels: str) -> None:
+        factors, ranges, dims = term.factors, term.ranges, term.dims
+        if self.ranges:  # two uses of one description do not share their variables
+            new = {v: next(self._names) for v in ranges}
+            factors = substitute(factors, {old: Index(((v, 1),)) for old, v in new.items()})
+            ranges = {new[v]: span for v, span in ranges.items()}
+            dims = tuple(tuple(new[v] for v in dim) for dim in dims)
+        self.parts.append(factors)
+        self.ranges |= ranges
+        for label, group in zip(labels, dims, strict=True):
             known = self.groups.get(label)
             self.groups[label] = list(group) if known is None else self._joined(known, list(group))
-
-    def join_points(self, dims: tuple[tuple[Variable, ...], ...]) -> None:
-        """Single elements at the same position, which varies with the lane, are one variable: the same head of each factor. In
-        one lane that changes nothing; when the ranks are summed later, it is one sum, as the sequential program has it."""
-        visible = {variable for dim in dims for variable in dim}
-        first: dict[object, Variable] = {}
-        same: dict[Variable, Index] = {}
-        for variable, (low, high) in self.ranges.items():
-            if variable not in visible and varies(low) and equal(high - low, 1):
-                known = first.setdefault(key(low), variable)
-                if known != variable:
-                    same[variable] = variable_index(known)
-        self.ranges = {v: span for v, span in self.ranges.items() if v not in same}
-        self._substitute(same)
 
     def _substitute(self, replacements: dict[Variable, Index]) -> None:
         self.parts = [substitute(part, replacements) for part in self.parts]
@@ -105,10 +116,11 @@ class Layout:
 
     def split(self, variable: Variable, outer: Lane) -> list[Variable]:
         """A variable as two, the outer one with the given extent. Aligned ranges keep their global positions."""
-        low, high = self.ranges.pop(variable)
+        low, high = self.ranges[variable]
         size = collapse(high - low)
-        if varies(outer) or varies(size) or size % outer:
+        if not isinstance(outer, int) or not isinstance(size, int) or size % outer:
             raise Undescribed(f"a range of {size} does not split into {outer} equal parts")
+        del self.ranges[variable]
         inner = int(size // outer)
         first, second = next(self._names), next(self._names)
         aligned = everywhere(low % inner == 0)
@@ -116,3 +128,26 @@ class Layout:
         self.ranges[first], self.ranges[second] = (start, collapse(start + outer)), (0, inner)
         self._substitute({variable: Index(((first, inner), (second, 1)), 0 if aligned else low)})
         return [first, second]
+
+
+def filled(table: Table, box: Sequence[Range], number: Fraction = ONE, weight: Lane = 1) -> Term:
+    """A term that is one number on a box."""
+    ranges: dict[Variable, Range] = {}
+    dims: list[tuple[Variable, ...]] = []
+    for span in box:
+        size = extent(span)
+        if equal(size, 1):
+            dims.append(())
+        else:
+            variable = next(table.names)
+            ranges[variable] = (0, size)
+            dims.append((variable,))
+    return Term(number, (), ranges, tuple(dims), tuple(box), weight)
+
+
+def constant(shape: Sequence[Lane], number: Fraction, table: Table, weight: Lane = 1) -> Value:
+    """A tensor filled with one number, or one per lane."""
+    if not number or any(equal(size, 0) for size in shape):
+        return Value(tuple(shape), ())
+    term = table.settle(filled(table, [(0, size) for size in shape], number, weight))
+    return Value(tuple(shape), () if term is None else (term,))

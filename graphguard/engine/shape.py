@@ -4,34 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphguard.engine.lane import Lane, equal
-from graphguard.engine.monomial import Monomial, Range, Undescribed, Variable, extent
-from graphguard.engine.placed import Placed
+from graphguard.engine.lane import Lane, collapse, equal, everywhere
+from graphguard.engine.merge import merged
 from graphguard.engine.product import Layout
 from graphguard.engine.table import Table
-from graphguard.engine.value import Value, without_single_dims
+from graphguard.engine.term import IMPULSE, Factor, Index, Range, Term, Undescribed, Value, Variable, extent
 
 Block = tuple[list[int], list[int]]  # old dims and new dims that hold the same elements
 
 
 def reshape(table: Table, value: Value, shape: Sequence[int]) -> Value:
-    """The same elements in row-major order. Dims that stay as they are may be covered in part, or differ between lanes."""
+    """The same elements in row-major order."""
+    if len(shape) == len(value.shape) and all(equal(a, b) for a, b in zip(value.shape, shape, strict=True)):
+        return value
     blocks = _blocks(value.shape, shape)
-    return Value(tuple(shape), tuple(_reshaped(table, term, blocks, value.shape, shape) for term in value.terms))
+    terms = []
+    for term in value.terms:
+        settled = table.settle(_reshaped(table, term, blocks, value.shape, shape))
+        if settled is not None:
+            terms.append(settled)
+    return Value(tuple(shape), merged(table, terms))
 
 
 def expand(table: Table, value: Value, shape: Sequence[Lane]) -> Value:
-    """Dims of size 1 repeated."""
-    wide = [dim for dim, (old, new) in enumerate(zip(value.shape, shape, strict=True)) if not equal(old, new)]
-    if any(not equal(value.shape[dim], 1) for dim in wide):
+    """Dims of size 1 repeated; new dims in front."""
+    front = len(shape) - len(value.shape)
+    wide = [d for d, new in enumerate(shape) if d < front or not equal(value.shape[d - front], new)]
+    if any(d >= front and not equal(value.shape[d - front], 1) for d in wide):
         raise Undescribed("only dims of size 1 are repeated")
     terms = []
     for term in value.terms:
-        dims, ranges, box = list(term.monomial.dims), dict(term.monomial.ranges), list(term.box)
+        dims: list[tuple[Variable, ...]] = [()] * front + list(term.dims)
+        box: list[Range] = [(0, 1)] * front + list(term.box)
+        ranges = dict(term.ranges)
         for dim in wide:
-            variable = next(table.names)
-            dims[dim], ranges[variable], box[dim] = (variable,), (0, shape[dim]), (0, shape[dim])
-        terms.append(Placed(Monomial(term.monomial.coefficient, term.monomial.factors, ranges, tuple(dims)), tuple(box)))
+            if not equal(shape[dim], 1):
+                variable = next(table.names)
+                dims[dim], ranges[variable], box[dim] = (variable,), (0, shape[dim]), (0, shape[dim])
+        terms.append(term.with_(ranges=ranges, dims=tuple(dims), box=tuple(box)))
     return Value(tuple(shape), tuple(terms))
 
 
@@ -69,27 +79,71 @@ def _count(shape: Sequence[Lane], dims: list[int]) -> int:
     return count
 
 
-def _reshaped(table: Table, term: Placed, blocks: list[Block], old_shape: Sequence[Lane], shape: Sequence[int]) -> Placed:
+def _reshaped(table: Table, term: Term, blocks: list[Block], old_shape: Sequence[Lane], shape: Sequence[int]) -> Term:
     layout = Layout(table)
     labels = "".join(chr(97 + dim) for dim in range(len(term.box)))
-    layout.lay(term.monomial, labels)
+    layout.lay(term, labels)
     dims: dict[int, tuple[Variable, ...]] = {}
     box: dict[int, Range] = {}
     for old, new in blocks:
+        groups = [layout.groups[labels[dim]] for dim in old]
         if len(old) == len(new) == 1:
-            dims[new[0]], box[new[0]] = tuple(layout.groups[labels[old[0]]]), term.box[old[0]]
+            dims[new[0]], box[new[0]] = tuple(groups[0]), term.box[old[0]]
             continue
-        for dim in old:
-            if not (equal(term.box[dim][0], 0) and equal(term.box[dim][1], old_shape[dim])):
-                raise Undescribed("a reshape of a piece that covers a part of the dim")
-        variables = [v for dim in old for v in layout.groups[labels[dim]] if not equal(extent(layout.ranges[v]), 1)]
-        for dim in new:
-            dims[dim], box[dim] = tuple(_leading(layout, variables, shape[dim])), (0, shape[dim])
+        spans = [term.box[dim] for dim in old]
+        sizes = [int(old_shape[dim]) for dim in old]  # type: ignore[arg-type]  # _count has seen that they are ints
+        covered = _covered(table, layout, groups, spans, sizes)
+        variables = [v for group in groups for v in group if not equal(extent(layout.ranges[v]), 1)]
+        for dim, (size, span) in zip(new, _spread(covered, [shape[d] for d in new]), strict=True):
+            dims[dim], box[dim] = tuple(_leading(layout, variables, size)), span
         if variables:
             raise Undescribed("a reshape that leaves elements over")
     grouped = tuple(dims[dim] for dim in range(len(shape)))
-    monomial = Monomial(term.monomial.coefficient, tuple(layout.factors()), layout.ranges, grouped)
-    return Placed(without_single_dims(monomial), tuple(box[dim] for dim in range(len(shape))))
+    boxes = tuple(box[dim] for dim in range(len(shape)))
+    return Term(term.coefficient, tuple(layout.factors()), layout.ranges, grouped, boxes, term.weight)
+
+
+def _covered(
+    table: Table, layout: Layout, groups: list[list[Variable]], spans: list[Range], sizes: list[int]
+) -> Range | None:
+    """The run of elements of a block that the term covers; None if all. Single elements inside become impulses."""
+    partial = [d for d, span in enumerate(spans) if not (equal(span[0], 0) and equal(span[1], sizes[d]))]
+    outer = 1
+    for dim, size in enumerate(sizes):
+        if dim in partial:
+            if outer == 1 and partial == [dim]:
+                inner = _count(sizes[dim + 1 :], list(range(len(sizes) - dim - 1)))
+                return collapse(spans[dim][0] * inner), collapse(spans[dim][1] * inner)
+            if groups[dim]:
+                raise Undescribed("a reshape of a piece that covers a part of an inner dim")
+            variable = next(table.names)
+            layout.ranges[variable] = (0, size)
+            layout.parts.append((Factor(IMPULSE, (Index(((variable, 1),), collapse(-spans[dim][0])),)),))
+            groups[dim] = [variable]
+            partial.remove(dim)
+        outer *= size
+    return None
+
+
+def _spread(covered: Range | None, shape: list[int]) -> list[tuple[int, Range]]:
+    """For each new dim the elements that the term has there, and where."""
+    if covered is None:
+        return [(size, (0, size)) for size in shape]
+    result: list[tuple[int, Range]] = []
+    for place, size in enumerate(shape):
+        inner = _count(shape, list(range(place + 1, len(shape))))
+        low, high = covered
+        if size == 1:
+            result.append((1, (0, 1)))
+            continue
+        if not (everywhere(low % inner == 0) and everywhere(high % inner == 0)):
+            raise Undescribed("a reshape that cuts a piece")
+        span = (collapse(low // inner), collapse(high // inner))
+        count = extent(span)
+        if not isinstance(count, int):
+            raise Undescribed("a reshape of pieces whose sizes differ between lanes")
+        return [*result, (count, span), *((rest, (0, rest)) for rest in shape[place + 1 :])]
+    return result
 
 
 def _leading(layout: Layout, variables: list[Variable], size: int) -> list[Variable]:

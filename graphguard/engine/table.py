@@ -1,125 +1,158 @@
-"""The atoms of one proof, and the products that are filed under them.
+"""The atoms of one proof, and the products and sums that are filed under them.
 
 The sequential run files each sum that it makes. A later product that contains it, whichever way it came about, is folded back
-by elimination: for a summed variable, look up the product of the factors that mention it; if it is filed, its atom takes
-their place. So the ranks may associate their contractions as they like, and partial sums need no marks: once a range is
-whole, the product is the filed one.
+by elimination: for a summed variable, look up the product of the factors that mention it; if it is filed, its atom takes their
+place. So the ranks may associate their contractions as they like, and partial sums need no marks: once a range is whole, the
+product is the filed one.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
-from fractions import Fraction
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Sequence
 
-from graphguard.engine.lane import varies
-from graphguard.engine.monomial import (
-    Atom,
-    Factor,
-    Index,
-    Monomial,
-    Range,
-    Undescribed,
-    Variable,
-    canonical,
-    extent,
-    mentioned,
-    variable_index,
-)
+from graphguard.engine.definition import Abstract, Definition, Part, abstract
+from graphguard.engine.lane import equal, varies
+from graphguard.engine.normal import normal
+from graphguard.engine.term import FIRST_ID, IDX, ONE, Atom, Factor, Index, Range, Term, Undescribed, Variable, mentioned
 
-if TYPE_CHECKING:
-    from graphguard.engine.function import Function
+MOST_FACTORS = 24
 
 
 class Table:
     def __init__(self) -> None:
         self._atoms: dict[tuple[str, Hashable], Atom] = {}
-        self._filed: dict[Hashable, Atom] = {}
-        self.sums: dict[int, tuple[tuple[Factor, ...], dict[Variable, Range], tuple[Variable, ...]]] = {}
-        self.functions: dict[int, Function] = {}
+        self.definitions: dict[int, Definition] = {}
+        self.subjects: dict[int, tuple[int, int]] = {}  # the range of what a delta compares, by the delta's atom
+        self.bounds: dict[int, tuple[int, int]] = {}  # the declared range of an integer atom
+        self.sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
+        self.parts: dict[int, tuple[Atom, int]] = {}  # of an input given as a sum: what it is part of, and how many there are
         self.names = itertools.count()
+        self.recording = True  # while the sequential program is described
 
-    def atom(self, kind: str, definition: Hashable) -> Atom:
-        """The one atom of this definition."""
-        known = self._atoms.get((kind, definition))
+    # ------------------------------------------------------------------ atoms
+    def atom(self, kind: str, key: Hashable, **facts: bool) -> Atom:
+        """The one atom of this kind and key."""
+        known = self._atoms.get((kind, key))
         if known is None:
-            known = self._atoms[kind, definition] = Atom(len(self._atoms), kind, definition)
+            known = self._atoms[kind, key] = Atom(FIRST_ID + len(self._atoms), kind, **facts)
         return known
 
-    def input(self, name: str, shape: tuple[int, ...]) -> Monomial:
-        """A whole sequential input."""
-        variables = tuple(next(self.names) for _ in shape)
-        factor = Factor(self.atom("input", (name, shape)), tuple(variable_index(v) for v in variables))
-        ranges: dict[Variable, Range] = {v: (0, size) for v, size in zip(variables, shape, strict=True)}
-        return Monomial(Fraction(1), (factor,), ranges, tuple((v,) for v in variables))
+    def atoms(self) -> Iterable[tuple[tuple[str, Hashable], Atom]]:
+        return self._atoms.items()
 
-    def fold(self, monomial: Monomial) -> Monomial:
-        """The same tensor, with filed sums in place of what they stand for."""
-        monomial = _without_idle_sums(monomial)
-        while (folded := self._folded_once(monomial)) is not None:
-            monomial = folded
-        return monomial
+    def define(
+        self,
+        kind: str,
+        name: str,
+        parameters: tuple[Hashable, ...],
+        operands: int,
+        found: Abstract,
+        **facts: bool,
+    ) -> Atom:
+        """The atom of a definition. The label of each product says which operand it belongs to: (operand, coefficient)."""
+        atom = self.atom(kind, (name, parameters, operands, found.key), **facts)
+        if atom.id not in self.definitions:
+            grouped = tuple(tuple(p for p in found.products if p.label[0] == number) for number in range(operands))  # type: ignore[index]
+            self.definitions[atom.id] = Definition(name, parameters, grouped, len(found.axes))
+        return atom
 
-    def file(self, monomial: Monomial) -> Monomial:
-        """Fold, and make an atom of each sum that is left: what the sequential run does with every result."""
-        monomial = self.fold(monomial)
-        while pending := [v for v in monomial.summed if not monomial.is_point(v)]:
-            inside, variables = _connected(monomial, pending[0], set(pending))
-            form = canonical(inside, variables, monomial.ranges)
-            atom = self.atom("sum", form.key)
-            self._filed[form.key] = atom
-            self.sums[atom.id] = inside, {v: monomial.ranges[v] for v in variables}, _free(form.order, variables)
-            monomial = _replaced(monomial, inside, variables, atom, _free(form.order, variables))
-        return monomial
+    def declare(self, atom: Atom, low: int, high: int) -> None:
+        """Note the range of an integer atom; what is known already stays, narrowed."""
+        known = self.bounds.get(atom.id, (low, high))
+        self.bounds[atom.id] = (max(low, known[0]), min(high, known[1]))
 
-    def _folded_once(self, monomial: Monomial) -> Monomial | None:
-        pending = {v for v in monomial.summed if not monomial.is_point(v) and not any(map(varies, monomial.ranges[v]))}
-        for variable in sorted(pending):
-            inside = tuple(f for f in monomial.factors if variable in f.variables())
-            outside = mentioned(f for f in monomial.factors if variable not in f.variables())
-            variables = {v for v in mentioned(inside) if v in pending and v not in outside}
-            form = canonical(inside, variables, monomial.ranges)
-            atom = self._filed.get(form.key)
-            if atom is not None:
-                return _replaced(monomial, inside, variables, atom, _free(form.order, variables))
+    # ------------------------------------------------------------------ sums
+    def settle(self, term: Term) -> Term | None:
+        """The normal form, with filed sums in place of what they stand for; the sequential run files what is left."""
+        found = normal(term, self.subjects)
+        if found is None:
+            return None
+        folded = self._fold(found)
+        if self.recording:
+            folded = self.filed(folded)
+        return folded
+
+    def filed(self, term: Term) -> Term:
+        """The term without sums: an atom for each."""
+        while pending := [v for v in term.summed if not varies(term.ranges[v][1] - term.ranges[v][0])]:
+            inside, bound = _connected(term, pending[0], set(pending))
+            found = abstract([Part((0, ONE), inside, bound)], term.ranges)
+            atom = self.define("sum", "sum", (), 1, found, **signs(inside))
+            term = self._replaced(term, inside, bound, atom, found.axes)
+        return term
+
+    def _fold(self, term: Term) -> Term:
+        summed = term.summed
+        while summed:
+            folded = self._folded_once(term, summed)
+            if folded is None:
+                break
+            term = folded
+            summed = term.summed
+        if len(term.factors) > MOST_FACTORS:
+            raise Undescribed(f"a product of more than {MOST_FACTORS} factors")
+        return term
+
+    def _folded_once(self, term: Term, summed: Sequence[Variable]) -> Term | None:
+        even = {v for v in summed if not varies(term.ranges[v][1] - term.ranges[v][0])}
+        for variable in sorted(even):
+            inside = tuple(f for f in term.factors if variable in f.variables())
+            whole = self._whole_part(term, inside, variable)
+            if whole is not None:
+                return whole
+            outside = mentioned(f for f in term.factors if variable not in f.variables())
+            closed = tuple(sorted(v for v in mentioned(inside) if v in even and v not in outside))
+            for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
+                found = abstract([Part((0, ONE), inside, bound)], term.ranges)
+                atom = self._atoms.get(("sum", ("sum", (), 1, found.key)))
+                if atom is not None:
+                    return self._replaced(term, inside, bound, atom, found.axes)
         return None
 
+    def _whole_part(self, term: Term, inside: tuple[Factor, ...], variable: Variable) -> Term | None:
+        """The sum of all parts of a tensor is the tensor."""
+        if len(inside) != 1 or inside[0].atom.id not in self.parts or inside[0].power != 1:
+            return None
+        original, count = self.parts[inside[0].atom.id]
+        first, *at = inside[0].at
+        low, high = term.ranges[variable]
+        if first.terms != ((variable, 1),) or any(variable in dict(i.terms) for i in at):
+            return None
+        if not (equal(low + first.offset, 0) and equal(high - low, count)):
+            return None
+        return self._replaced(term, inside, (variable,), original, tuple(at))
 
-def _free(order: tuple[Variable, ...], summed: set[Variable]) -> tuple[Variable, ...]:
-    return tuple(v for v in order if v not in summed)
+    def _replaced(
+        self, term: Term, inside: tuple[Factor, ...], bound: Iterable[Variable], atom: Atom, axes: tuple[Index, ...]
+    ) -> Term:
+        gone = {id(factor) for factor in inside}
+        kept = tuple(factor for factor in term.factors if id(factor) not in gone)
+        ranges = {v: span for v, span in term.ranges.items() if v not in bound}
+        found = normal(term.with_(factors=(*kept, Factor(atom, axes)), ranges=ranges), self.subjects)
+        assert found is not None
+        return found
 
 
-def _replaced(
-    monomial: Monomial, inside: tuple[Factor, ...], summed: set[Variable], atom: Atom, free: tuple[Variable, ...]
-) -> Monomial:
-    gone = {id(factor) for factor in inside}
-    kept = tuple(factor for factor in monomial.factors if id(factor) not in gone)
-    ranges = {v: span for v, span in monomial.ranges.items() if v not in summed}
-    index: tuple[Index, ...] = tuple(variable_index(v) for v in free)
-    return Monomial(monomial.coefficient, (*kept, Factor(atom, index)), ranges, monomial.dims)
-
-
-def _connected(monomial: Monomial, start: Variable, pending: set[Variable]) -> tuple[tuple[Factor, ...], set[Variable]]:
+def _connected(term: Term, start: Variable, pending: set[Variable]) -> tuple[tuple[Factor, ...], tuple[Variable, ...]]:
     """The factors that hang together with a summed variable through summed variables, and those variables."""
     variables = {start}
     while True:
-        inside = tuple(f for f in monomial.factors if variables & set(f.variables()))
+        inside = tuple(f for f in term.factors if variables & set(f.variables()))
         grown = variables | (mentioned(inside) & pending)
         if grown == variables:
-            return inside, variables
+            return inside, tuple(sorted(variables))
         variables = grown
 
 
-def _without_idle_sums(monomial: Monomial) -> Monomial:
-    """A sum over a variable that nothing mentions counts its elements."""
-    used = mentioned(monomial.factors)
-    idle = [v for v in monomial.summed if v not in used]
-    coefficient = monomial.coefficient
-    for variable in idle:
-        size = extent(monomial.ranges[variable])
-        if not isinstance(size, int):
-            raise Undescribed("a sum over a repeated dim whose size differs between lanes")
-        coefficient *= size
-    ranges = {v: span for v, span in monomial.ranges.items() if v not in idle}
-    return Monomial(coefficient, monomial.factors, ranges, monomial.dims)
+def signs(factors: Iterable[Factor]) -> dict[str, bool]:
+    """What is known of the sign of a product."""
+    nonnegative = [f.atom.nonnegative or (f.power % 2 == 0 and f.power > 0) for f in factors]
+    return {"positive": all(f.atom.positive for f in factors), "nonnegative": all(nonnegative)}
+
+
+def weighted(term: Term) -> tuple[Factor, ...]:
+    """The factors, with a weight that varies as a factor: idx at the weight is the weight."""
+    if not varies(term.weight):
+        return term.factors
+    return (*term.factors, Factor(IDX, (Index((), term.weight),)))

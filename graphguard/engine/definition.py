@@ -1,0 +1,155 @@
+"""Lane-free definitions. What a term says at its positions becomes an atom over axes, one for each different position in it.
+
+    Σ_k x[i, 4 r + k] · W[4 r + k, j]   is   S[i, 4 r, j]   where   S[a, b, c] = Σ_k x[a, b + k] · W[b + k, c]   and k in [0, 4)
+
+All that may differ between lanes is in the positions at which the atom is read. So two products are the same atom exactly if they
+are put together alike, whatever their variables are called and wherever they are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from graphguard.engine.lane import Lane, collapse
+from graphguard.engine.term import Atom, Factor, Index, Range, Undescribed, Variable
+
+MOST_ORDERS = 24  # of factors that are alike, tried to find the canonical one
+
+
+class Product(NamedTuple):
+    """A labelled product over axes and bound variables. Axis n is the variable -1 - n; bound variable n runs over extents[n]."""
+
+    label: Hashable
+    factors: tuple[Factor, ...]
+    extents: tuple[int, ...]
+
+
+class Definition(NamedTuple):
+    """What an atom is: a name, parameters, and operands, each a sum of products. `axes` counts its positions."""
+
+    name: str
+    parameters: tuple[Hashable, ...]
+    operands: tuple[tuple[Product, ...], ...]
+    axes: int
+
+
+class Part(NamedTuple):
+    """A product that goes into a definition, and the variables bound in it."""
+
+    label: Hashable
+    factors: tuple[Factor, ...]
+    bound: tuple[Variable, ...] = ()
+
+
+class Abstract(NamedTuple):
+    """Parts as products over axes: the key by which equal ones are known, and the position that each axis stands for."""
+
+    key: Hashable
+    products: tuple[Product, ...]
+    axes: tuple[Index, ...]
+
+
+class _Position(NamedTuple):
+    base: Hashable  # equal for equal free parts
+    free: Index
+    bound: tuple[tuple[Variable, int], ...]
+
+
+class _Piece(NamedTuple):
+    atom: Atom
+    power: Fraction
+    positions: tuple[_Position, ...]
+
+
+_Arranged = list[tuple[Hashable, list[_Piece]]]
+
+
+def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> Abstract:
+    """One definition for all parts. Their bound variables start at 0; where they started becomes part of a position."""
+    extents: dict[Variable, int] = {}
+    for part in parts:
+        for variable in part.bound:
+            size = collapse(ranges[variable][1] - ranges[variable][0])
+            if not isinstance(size, int):
+                raise Undescribed("a sum over parts of different sizes")
+            extents[variable] = size
+    arranged: _Arranged = [
+        (part.label, sorted((_piece(f, extents, ranges) for f in part.factors), key=_likeness)) for part in parts
+    ]
+    arranged.sort(key=_part_likeness)
+    orders = list(_orders(arranged))
+    found = [_numbered(order, extents) for order in orders]
+    return found[0] if len(found) == 1 else min(found, key=lambda each: repr(each.key))
+
+
+def _piece(factor: Factor, extents: Mapping[Variable, int], ranges: Mapping[Variable, Range]) -> _Piece:
+    positions = []
+    for index in factor.at:
+        bound = tuple(t for t in index.terms if t[0] in extents) if extents else ()
+        if bound:
+            offset: Lane = index.offset
+            for variable, stride in bound:
+                offset = offset + stride * ranges[variable][0]
+            free = Index(tuple(t for t in index.terms if t[0] not in extents), collapse(offset))
+        else:
+            free = index
+        positions.append(_Position(free.key, free, bound))
+    return _Piece(factor.atom, factor.power, tuple(positions))
+
+
+def _likeness(piece: _Piece) -> tuple[int, Fraction]:
+    return piece.atom.id, piece.power
+
+
+def _part_likeness(part: tuple[Hashable, list[_Piece]]) -> tuple[list[tuple[int, Fraction]], str]:
+    return [_likeness(piece) for piece in part[1]], repr(part[0])
+
+
+def _orders(arranged: _Arranged) -> Iterator[_Arranged]:
+    """The orders of parts and factors that are alike. Past the cap only one is tried, and equal ones may get different keys."""
+    groups = [list(group) for _, group in itertools.groupby(arranged, _part_likeness)]
+    runs = [[list(run) for _, run in itertools.groupby(pieces, _likeness)] for _, pieces in arranged]
+    count = math.prod(math.factorial(len(group)) for group in groups)
+    count *= math.prod(math.factorial(len(run)) for part in runs for run in part)
+    if count == 1 or count > MOST_ORDERS:
+        yield arranged
+        return
+    for order in itertools.product(*(itertools.permutations(group) for group in groups)):
+        chosen = [part for group in order for part in group]
+        for pieces in itertools.product(*(_factor_orders(part[1]) for part in chosen)):
+            yield [(label, inner) for (label, _), inner in zip(chosen, pieces, strict=True)]
+
+
+def _factor_orders(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+    runs = [list(run) for _, run in itertools.groupby(pieces, _likeness)]
+    for order in itertools.product(*(itertools.permutations(run) for run in runs)):
+        yield [piece for run in order for piece in run]
+
+
+def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
+    axes: dict[Hashable, int] = {}
+    positions: list[Index] = []
+    key, products = [], []
+    for label, pieces in arranged:
+        numbers: dict[Variable, int] = {}
+        shape, factors = [], []
+        for piece in pieces:
+            at, indices = [], []
+            for position in piece.positions:
+                axis = axes.get(position.base)
+                if axis is None:
+                    axis = axes[position.base] = len(axes)
+                    positions.append(position.free)
+                bound = tuple((numbers.setdefault(v, len(numbers)), stride) for v, stride in position.bound)
+                at.append((axis, bound))
+                indices.append(Index(((-1 - axis, 1), *bound)))
+            shape.append((piece.atom.id, piece.power, tuple(at)))
+            factors.append(Factor(piece.atom, tuple(indices), piece.power))
+        sizes = tuple(extents[v] for v in numbers)
+        key.append((label, tuple(shape), sizes))
+        products.append(Product(label, tuple(factors), sizes))
+    return Abstract(tuple(key), tuple(products), tuple(positions))

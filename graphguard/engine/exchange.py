@@ -1,0 +1,143 @@
+"""What communication does to descriptions: the operators of the dist namespace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphguard.engine import collective
+from graphguard.engine.collective import Groups
+from graphguard.engine.definition import Definition, Product
+from graphguard.engine.function import apply
+from graphguard.engine.lane import Lanes, collapse
+from graphguard.engine.ops import Ops
+from graphguard.engine.sums import folded
+from graphguard.engine.table import Table
+from graphguard.engine.term import Factor, Index, Term, Undescribed, Value
+from graphguard.engine.value import taken
+
+
+def reduced(ops: Ops, value: Value, groups: Groups, kwargs: dict[str, Any]) -> Value:
+    """The reduction over each group, on every member."""
+    table = ops.table
+    match kwargs["reduce"]:
+        case "sum":
+            return folded(table, collective.all_reduce(table, value, groups))
+        case "avg":
+            return folded(table, collective.average(table, value, groups))
+        case "premul_sum":
+            scaled = ops.scale(value, kwargs["factor"])
+            return folded(table, collective.all_reduce(table, scaled, groups))
+        case "max":
+            return _extreme(ops, value, groups, "maximum")
+        case "min":
+            return _extreme(ops, value, groups, "minimum")
+        case other:
+            raise Undescribed(f"a reduction by {other}")
+
+
+def gathered(ops: Ops, value: Value, groups: Groups, shape: tuple[int, ...]) -> Value:
+    """The members' tensors joined in memory order."""
+    if not value.shape:
+        value = ops.reshape(value, [1])
+    joined = collective.all_gather(ops.table, value, 0, groups)
+    return folded(ops.table, ops.reshape(joined, shape))
+
+
+def own_part(ops: Ops, value: Value, groups: Groups, shape: tuple[int, ...]) -> Value:
+    """Each member's part of a tensor, cut in memory order."""
+    if not shape or not value.shape or value.shape[0] != shape[0] * groups.size:
+        value = ops.reshape(value, [ops.size(ops.reshape(value, [_count(value)]), 0)])
+    part = collective.own_part(ops.table, value, 0, groups)
+    return folded(ops.table, ops.reshape(part, shape))
+
+
+def _count(value: Value) -> int:
+    count = 1
+    for size in value.shape:
+        count *= int(size)  # type: ignore[arg-type]
+    return count
+
+
+def exchanged(ops: Ops, value: Value, groups: Groups, kwargs: dict[str, Any]) -> Value:
+    for splits in (kwargs.get("input_splits"), kwargs.get("output_splits")):
+        if splits and len(set(splits)) > 1:
+            raise Undescribed("an exchange of parts of different sizes")
+    return folded(ops.table, collective.all_to_all(ops.table, value, groups))
+
+
+def from_place(ops: Ops, value: Value, groups: Groups, place: int) -> Value:
+    """What the member at one place of the group holds."""
+    return taken(ops.table, value, groups.members[groups.group, place])
+
+
+def from_lanes(ops: Ops, value: Value, lanes: Lanes) -> Value:
+    return taken(ops.table, value, lanes)
+
+
+# ---------------------------------------------------------------------- the largest and the smallest
+def _extreme(ops: Ops, value: Value, groups: Groups, name: str) -> Value:
+    if name == "maximum" and len(value.terms) == 1:
+        joined = _joined_maximum(ops.table, value.terms[0], groups)
+        if joined is not None:
+            return Value(value.shape, (joined,))
+    members = [taken(ops.table, value, lanes) for lanes in groups.each()]
+    return apply(ops.table, name, members)
+
+
+def _joined_maximum(table: Table, term: Term, groups: Groups) -> Term | None:
+    """The largest over neighbouring ranges is the largest over all of them."""
+    if len(term.factors) != 1 or term.factors[0].atom.kind != "max" or term.factors[0].power != 1 or term.coefficient != 1:
+        return None
+    (factor,) = term.factors
+    definition = table.definitions[factor.atom.id]
+    (product,) = definition.operands[0]
+    if len(product.extents) != 1 or not _uniform(term, groups):
+        return None
+    size = product.extents[0]
+    moving = {-1 - axis for axis, index in enumerate(factor.at) if not _alike(index, groups)}
+    if len(moving) != 1:
+        return None
+    for inner in product.factors:
+        for index in inner.at:
+            variables = dict(index.terms)
+            if (moving & variables.keys()) and variables.get(0) != 1:
+                return None
+            if 0 in variables and not moving & variables.keys():
+                return None
+    at = []
+    for index in factor.at:
+        if _alike(index, groups):
+            at.append(index)
+            continue
+        held = np.sort(np.broadcast_to(np.asarray(index.offset), groups.group.shape)[groups.members], axis=1)
+        if not (np.diff(held, axis=1) == size).all():
+            return None
+        at.append(Index(index.terms, collapse(held[:, 0][groups.group])))
+    wide = Product(product.label, product.factors, (size * groups.size,))
+    return table.settle(term.with_(factors=(Factor(_atom(table, definition, wide), tuple(at)),)))
+
+
+def _uniform(term: Term, groups: Groups) -> bool:
+    numbers = [bound for span in [*term.box, *term.ranges.values()] for bound in span] + [term.weight]
+    return all(_alike(Index((), number), groups) for number in numbers)
+
+
+def _alike(index: Index, groups: Groups) -> bool:
+    if not isinstance(index.offset, np.ndarray):
+        return True
+    held = index.offset[groups.members]
+    return bool((held == held[:, :1]).all())
+
+
+def _atom(table: Table, definition: Definition, product: Product) -> Any:
+    from graphguard.engine.definition import Abstract
+
+    shape = tuple(
+        (f.atom.id, f.power, tuple((-1 - i.terms[0][0], i.terms[1:]) for i in f.at)) for f in product.factors
+    )
+    key = ((product.label, shape, product.extents),)
+    return table.define("max", "max", (), 1, Abstract(key, (product,), tuple(Index(()) for _ in range(definition.axes))))
+
+

@@ -1,0 +1,71 @@
+"""The grid that the boxes of terms cut a tensor into, and work done cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from itertools import product as combinations
+
+from graphguard.engine.lane import Lane, collapse, equal, everywhere
+from graphguard.engine.table import Table
+from graphguard.engine.term import Range, Term, Undescribed, Value
+from graphguard.engine.value import cut_term
+
+MOST_CELLS = 64
+Box = tuple[Range, ...]
+Work = Callable[[list[list[Term]], Box], Term | None]
+
+
+def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
+    """A tensor made cell by cell from what each operand has there. All operands have the same shape."""
+    shape = values[0].shape
+    if all(_covers(term.box, shape) for value in values for term in value.terms):
+        term = work([list(value.terms) for value in values], tuple((0, size) for size in shape))
+        return Value(shape, () if term is None else (term,))
+    terms = []
+    for cell in _cells(values):
+        term = work([list(_inside(table, value.terms, cell)) for value in values], cell)
+        if term is not None:
+            terms.append(term)
+    return Value(shape, tuple(terms))
+
+
+def _covers(box: tuple[Range, ...], shape: tuple[Lane, ...]) -> bool:
+    return all(equal(low, 0) and equal(high, size) for (low, high), size in zip(box, shape, strict=True))
+
+
+def _inside(table: Table, terms: Sequence[Term], cell: tuple[Range, ...]) -> Iterator[Term]:
+    for term in terms:
+        if all(everywhere(b[0] <= c[0]) and everywhere(c[1] <= b[1]) for b, c in zip(term.box, cell, strict=True)):
+            for dim, (low, high) in enumerate(cell):
+                start = term.box[dim][0]
+                term = cut_term(term, dim, collapse(low - start), collapse(high - start))
+            settled = table.settle(term)
+            if settled is not None:
+                yield settled
+
+
+def _cells(values: Sequence[Value]) -> Iterator[tuple[Range, ...]]:
+    edges = []
+    for dim, size in enumerate(values[0].shape):
+        bounds: list[Lane] = [0, size]
+        for value in values:
+            for term in value.terms:
+                for bound in term.box[dim]:
+                    _insert(bounds, bound)
+        edges.append(list(pairwise(bounds)))
+    count = 1
+    for spans in edges:
+        count *= len(spans)
+    if count > MOST_CELLS:
+        raise Undescribed(f"a tensor in {count} pieces")
+    yield from combinations(*edges)
+
+
+def _insert(bounds: list[Lane], bound: Lane) -> None:
+    if any(equal(bound, known) for known in bounds):
+        return
+    place = next((n for n, known in enumerate(bounds) if everywhere(bound <= known)), None)
+    if place is None or not everywhere(bound >= bounds[place - 1]):
+        raise Undescribed("pieces that lie in a different order in different lanes")
+    bounds.insert(place, bound)

@@ -1,0 +1,256 @@
+"""Integers and masks: comparisons of positions and of whole-number tensors, their negation, and one-hot rows.
+
+A comparison of positions is a step or an impulse. A comparison of a tensor of known range with a number is a sum of deltas over
+the numbers that it may be: `ids < lo` is Σ_v [ids = v] for v below lo. So masks are ranges, and complements and overlaps are exact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from graphguard.engine.definition import Part, abstract
+from graphguard.engine.function import apply
+from graphguard.engine.lane import Lane, collapse, equal, larger, smaller, varies
+from graphguard.engine.product import Layout, constant, filled, multiply
+from graphguard.engine.table import Table
+from graphguard.engine.term import (
+    IDX,
+    IMPULSE,
+    ONE,
+    STEP,
+    Factor,
+    Index,
+    Term,
+    Undescribed,
+    Value,
+    combined,
+    scaled,
+)
+from graphguard.engine.value import add, scale
+
+LABELS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Affine(NamedTuple):
+    """A whole-number tensor: a multiple of one subject, plus a position. `layout` holds the variables of both."""
+
+    layout: Layout
+    sign: int
+    subject: tuple[Factor, ...]
+    position: Index
+
+
+def compare(table: Table, name: str, a: Value, b: Value, *, whole: bool) -> Value:
+    """lt, le, gt, ge, eq or ne. `whole`: both tensors hold whole numbers."""
+    if name in ("ne", "ge", "gt"):
+        if name == "gt":
+            return compare(table, "lt", b, a, whole=whole)
+        return negate(table, compare(table, "eq" if name == "ne" else "lt", a, b, whole=whole))
+    if whole:
+        distance = add(table, [b, scale(a, -ONE)])
+        if name == "le":
+            distance = add(table, [distance, constant(distance.shape, ONE, table)])
+        exact = _sign_test(table, "eq" if name == "eq" else "lt", distance)
+        if exact is not None:
+            return exact
+    return apply(table, name, [a, b])
+
+
+def _sign_test(table: Table, name: str, distance: Value) -> Value | None:
+    """[distance > 0] or [distance = 0] where that is exact; None where it is not known."""
+    affine = _affine(table, distance)
+    if affine is None:
+        return None
+    layout, sign, subject, position = affine
+    ranges = dict(layout.ranges)
+    if sign == 0:
+        factors: tuple[Factor, ...] = (Factor(STEP if name == "lt" else IMPULSE, (position,)),)
+    else:
+        atom, axes = delta_of(table, subject)
+        if name == "eq":
+            factors = (Factor(atom, (*axes, scaled(position, -sign))),)
+        else:
+            bounds = table.subjects.get(atom.id)
+            if bounds is None or position.terms:
+                return None
+            limit = position.offset  # subject < limit, or subject > -limit
+            low, high = (bounds[0], limit) if sign < 0 else (collapse(1 - limit), bounds[1])
+            variable = next(table.names)
+            low, high = larger(low, bounds[0]), smaller(high, bounds[1])
+            ranges[variable] = (low, larger(low, high))
+            factors = (Factor(atom, (*axes, Index(((variable, 1),)))),)
+    return _assembled(table, distance, layout, factors, ranges)
+
+
+def _assembled(table: Table, like: Value, layout: Layout, factors: tuple[Factor, ...], ranges: dict) -> Value:  # type: ignore[type-arg]
+    dims = tuple(tuple(layout.groups.get(label, ())) for label in LABELS[: len(like.shape)])
+    term = table.settle(Term(ONE, factors, ranges, dims, tuple((0, size) for size in like.shape)))
+    return Value(like.shape, () if term is None else (term,))
+
+
+def _affine(table: Table, value: Value) -> Affine | None:
+    """The tensor as a subject and a position, if it is of that form and covered everywhere."""
+    labels = LABELS[: len(value.shape)]
+    layout = Layout(table)
+    layout.lay(filled(table, [(0, size) for size in value.shape]), labels)
+    sign, subject_part, number = 0, None, 0
+    steps: list[tuple[int, int]] = []
+    offset: Lane = 0
+    for term in value.terms:
+        whole = all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, value.shape, strict=True))
+        if not whole or term.summed or term.coefficient.denominator != 1:
+            return None
+        number = int(term.coefficient)
+        if not term.factors:
+            offset = collapse(offset + number * term.weight)
+            continue
+        if varies(term.weight):
+            return None
+        layout.lay(term, labels)
+        place = len(layout.parts) - 1
+        if len(term.factors) == 1 and term.factors[0].atom is IDX and term.factors[0].power == 1:
+            steps.append((place, number))
+        elif subject_part is None and abs(number) == 1:
+            sign, subject_part = number, place
+        else:
+            return None
+    position = combined([Index((), offset), *(scaled(layout.parts[place][0].at[0], n) for place, n in steps)])
+    return Affine(layout, sign, () if subject_part is None else layout.parts[subject_part], position)
+
+
+def delta_of(table: Table, subject: tuple[Factor, ...]):  # type: ignore[no-untyped-def]
+    """The atom [subject = v] and the positions of the subject; v is its last position."""
+    found = abstract([Part((0, ONE), subject)], {})
+    atom = table.define("delta", "eq", (), 1, found, indicator=True)
+    if len(subject) == 1 and subject[0].atom.id in table.bounds and subject[0].power == 1:
+        table.subjects[atom.id] = table.bounds[subject[0].atom.id]
+    return atom, found.axes
+
+
+def normalised(table: Table, value: Value) -> Value:
+    """An affine tensor of positions as one term: 2 i + 3 is idx[2 i + 3]."""
+    if not any(len(t.factors) == 1 and t.factors[0].atom is IDX for t in value.terms):
+        return value
+    affine = _affine(table, value)
+    if affine is None or affine.sign:
+        return value
+    return _assembled(table, value, affine.layout, (Factor(IDX, (affine.position,)),), dict(affine.layout.ranges))
+
+
+def negate(table: Table, mask: Value) -> Value:
+    """1 where the mask is 0."""
+    if len(mask.terms) == 1:
+        (term,) = mask.terms
+        whole = all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, mask.shape, strict=True))
+        if whole and len(term.factors) == 1 and term.factors[0].atom is STEP and term.coefficient == 1 and not varies(term.weight):
+            position = combined([Index((), 1), scaled(term.factors[0].at[0], -1)])
+            settled = table.settle(term.with_(factors=(Factor(STEP, (position,)),)))
+            return Value(mask.shape, () if settled is None else (settled,))
+    ones = _all_values(table, mask) or constant(mask.shape, ONE, table)
+    return add(table, [ones, scale(mask, -ONE)])
+
+
+def _all_values(table: Table, mask: Value) -> Value | None:
+    """1 as a sum of deltas over all values, if the mask is a sum of deltas over some. Not in normal form."""
+    for term in mask.terms:
+        summed = term.summed
+        if len(summed) == 1 and len(term.factors) == 1 and term.factors[0].atom.kind == "delta" and not varies(term.weight):
+            bounds = table.subjects.get(term.factors[0].atom.id)
+            if bounds is not None and term.factors[0].at[-1] == Index(((summed[0], 1),)):
+                whole = term.with_(coefficient=ONE, ranges={**term.ranges, summed[0]: bounds})
+                return Value(mask.shape, (whole,))
+    return None
+
+
+def where(table: Table, mask: Value, a: Value, b: Value) -> Value:
+    """a where the mask is 1, b where it is 0. All of one shape."""
+    labels = LABELS[: len(mask.shape)]
+    parts = []
+    if a.terms:
+        parts.append(multiply(table, [mask, a], [labels, labels], labels))
+    if b.terms:
+        parts.append(multiply(table, [negate(table, mask), b], [labels, labels], labels))
+    return add(table, parts) if parts else Value(mask.shape, ())
+
+
+def one_hot(table: Table, value: Value, size: int, dim: int) -> Value:
+    """[value = v] for v in [0, size), along a new dim."""
+    shape = (*value.shape[:dim], size, *value.shape[dim:])
+    affine = _affine(table, value)
+    if affine is None:
+        return _one_hot_of_choice(table, value, size, dim)
+    variable = next(table.names)
+    distance = combined([Index(((variable, 1),)), scaled(affine.position, -1)])
+    if affine.sign == 0:
+        factors: tuple[Factor, ...] = (Factor(IMPULSE, (distance,)),)
+    else:
+        atom, axes = delta_of(table, affine.subject)
+        factors = (Factor(atom, (*axes, scaled(distance, affine.sign))),)
+    dims = [tuple(affine.layout.groups.get(label, ())) for label in LABELS[: len(value.shape)]]
+    dims.insert(dim, (variable,))
+    box = tuple((0, each) for each in shape)
+    term = table.settle(Term(ONE, factors, {**affine.layout.ranges, variable: (0, size)}, tuple(dims), box))
+    return Value(shape, () if term is None else (term,))
+
+
+def _one_hot_of_choice(table: Table, value: Value, size: int, dim: int) -> Value:
+    """For `where(lo <= ids < hi, ids - lo, 0)`: the rows of ids - lo where it is chosen, the row of 0 elsewhere."""
+    shift: Lane = 0
+    chosen: Term | None = None
+    linear = 0
+    for term in value.terms:
+        deltas = [f for f in term.factors if f.atom.kind == "delta"]
+        if len(deltas) != 1 or len(term.summed) != 1 or term.coefficient.denominator != 1:
+            raise Undescribed("an index that is computed from several tensors")
+        rest = [f for f in term.factors if f is not deltas[0]]
+        if not rest:
+            shift = collapse(shift + int(term.coefficient) * term.weight)
+        elif len(rest) == 1 and term.coefficient == 1 and not varies(term.weight) and _is_subject(table, rest[0], deltas[0]):
+            linear += 1
+        else:
+            raise Undescribed("an index that is computed from several tensors")
+        bare = term.with_(coefficient=ONE, weight=1, factors=(deltas[0],))
+        if chosen is not None and not _alike(chosen, bare):
+            raise Undescribed("an index that is chosen in several ways")
+        chosen = bare
+    if chosen is None or linear != 1:
+        raise Undescribed("an index that is chosen in several ways")
+    (delta,), (summed,) = chosen.factors, chosen.summed
+    shape = (*value.shape[:dim], size, *value.shape[dim:])
+    variable = next(table.names)
+    dims = (*chosen.dims[:dim], (variable,), *chosen.dims[dim:])
+    box = (*chosen.box[:dim], (0, size), *chosen.box[dim:])
+    ranges = {**chosen.ranges, variable: (0, size)}
+    position = Index(((variable, 1), (summed, -1)), collapse(-shift))
+    position = combined([position])
+    moved = table.settle(Term(ONE, (delta, Factor(IMPULSE, (position,))), ranges, dims, box))
+    first = Factor(IMPULSE, (Index(((variable, 1),)),))
+    elsewhere = negate(table, Value(value.shape, (chosen,)))
+    terms = [] if moved is None else [moved]
+    for term in elsewhere.terms:
+        wide = (*term.dims[:dim], (variable,), *term.dims[dim:])
+        settled = table.settle(
+            term.with_(
+                factors=(*term.factors, first),
+                ranges={**term.ranges, variable: (0, size)},
+                dims=wide,
+                box=(*term.box[:dim], (0, size), *term.box[dim:]),
+            )
+        )
+        if settled is not None:
+            terms.append(settled)
+    return Value(shape, tuple(terms))
+
+
+def _is_subject(table: Table, factor: Factor, delta: Factor) -> bool:
+    """Whether the factor is what the delta compares, at the same position."""
+    atom, axes = delta_of(table, (factor,))
+    return atom is delta.atom and all(a.key == b.key for a, b in zip(axes, delta.at[:-1], strict=True))
+
+
+def _alike(a: Term, b: Term) -> bool:
+    from graphguard.engine.merge import same_term
+
+    return same_term(a, b)
+
+

@@ -1,0 +1,267 @@
+"""The vocabulary in which lemmas are written: tensor operations on descriptions, with torch's broadcasting.
+
+The sequential run makes an atom of every sum of several products before it multiplies it or passes it to a function; the ranks'
+runs look for those atoms instead. Both go through here, so both see values in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from fractions import Fraction
+
+from graphguard.engine import function, integer
+from graphguard.engine.definition import Part, abstract
+from graphguard.engine.grid import by_cell
+from graphguard.engine.lane import Lane, collapse, equal
+from graphguard.engine.product import Layout, constant, multiply
+from graphguard.engine.rational import rational
+from graphguard.engine.shape import expand, reshape
+from graphguard.engine.sums import folded, one_term, plain
+from graphguard.engine.table import Table, weighted
+from graphguard.engine.term import DIMS, IDX, ONE, Factor, Index, Range, Term, Undescribed, Value
+from graphguard.engine.value import add, concat, cut, permute, scale
+
+LABELS = "abcdefghijklmnopqrstuvwxyz"
+Number = int | float | bool | Fraction
+MINUS_INFINITY = float("-inf")
+
+
+def fraction(number: Number) -> Fraction:
+    if isinstance(number, Fraction):
+        return number
+    try:
+        return rational(number)
+    except ValueError as error:
+        raise Undescribed(str(error)) from None
+
+
+class Ops:
+    def __init__(self, table: Table):
+        self.table = table
+
+    # ------------------------------------------------------------------ making tensors
+    def full(self, shape: Sequence[Lane], number: Number | Lane) -> Value:
+        if isinstance(number, float) and number == MINUS_INFINITY:
+            return self.fn("log", self.zeros(shape))
+        if not isinstance(number, (int, float, bool, Fraction)):
+            return constant(shape, ONE, self.table, weight=number)
+        return constant(shape, fraction(number), self.table)
+
+    def zeros(self, shape: Sequence[Lane]) -> Value:
+        return Value(tuple(shape), ())
+
+    def ones(self, shape: Sequence[Lane]) -> Value:
+        return self.full(shape, 1)
+
+    def arange(self, size: int, start: Lane = 0) -> Value:
+        variable = next(self.table.names)
+        span = (start, collapse(start + size))
+        term = Term(ONE, (Factor(IDX, (Index(((variable, 1),)),)),), {variable: span}, ((variable,),), ((0, size),))
+        settled = self.table.settle(term)
+        return Value((size,), () if settled is None else (settled,))
+
+    # ------------------------------------------------------------------ arithmetic
+    def broadcast(self, *values: Value) -> list[Value]:
+        rank = max(len(value.shape) for value in values)
+        shape: list[Lane] = [1] * rank
+        for value in values:
+            for dim, size in enumerate(value.shape, rank - len(value.shape)):
+                if not equal(size, 1):
+                    shape[dim] = size
+        return [value if value.shape == tuple(shape) else expand(self.table, value, shape) for value in values]
+
+    def add(self, *values: Value) -> Value:
+        return integer.normalised(self.table, folded(self.table, add(self.table, self.broadcast(*values))))
+
+    def scale(self, value: Value, number: Number) -> Value:
+        return integer.normalised(self.table, scale(value, fraction(number)))
+
+    def neg(self, value: Value) -> Value:
+        return self.scale(value, -1)
+
+    def sub(self, a: Value, b: Value) -> Value:
+        return self.add(a, self.neg(b))
+
+    def mul(self, a: Value, b: Value) -> Value:
+        number = function.is_constant(b)
+        if number is not None and len(b.shape) <= len(a.shape) and all(equal(s, 1) for s in b.shape):
+            return self.scale(a, number)
+        a, b = self.broadcast(a, b)
+        labels = LABELS[: len(a.shape)]
+        return self.einsum([labels, labels], labels, a, b)
+
+    def div(self, a: Value, b: Value) -> Value:
+        return self.mul(a, self.power(b, -1))
+
+    def einsum(self, labels: Sequence[str], result: str, *values: Value) -> Value:
+        """Products over labelled dims; labels that the result does not have are summed."""
+        return folded(self.table, multiply(self.table, [self.atomic(value) for value in values], labels, result))
+
+    def atomic(self, value: Value) -> Value:
+        """The value as a factor: the sequential run makes an atom of a sum; other runs look for one."""
+        if len(value.terms) < 2:
+            return value
+        value = folded(self.table, value)
+        return one_term(self.table, value) if self.table.recording else value
+
+    def matmul(self, a: Value, b: Value) -> Value:
+        """[..., m, k] times [..., k, n], leading dims alike."""
+        lead = LABELS[: len(a.shape) - 2]
+        return self.einsum([f"{lead}xy", f"{lead}yz"], f"{lead}xz", a, b)
+
+    def power(self, value: Value, exponent: Number) -> Value:
+        return function.power(self.table, value, fraction(exponent))
+
+    def exp(self, value: Value) -> Value:
+        return function.exp(self.table, folded(self.table, value))
+
+    def log(self, value: Value) -> Value:
+        return function.log(self.table, value)
+
+    def fn(self, name: str, *values: Value, parameters: tuple[Hashable, ...] = ()) -> Value:
+        """An elementwise function that nothing more is known of."""
+        return function.apply(self.table, name, self.broadcast(*values), parameters)
+
+    # ------------------------------------------------------------------ reductions
+    def sum(self, value: Value, dims: Sequence[int] | None = None, keep: bool = False) -> Value:
+        gone = set(range(len(value.shape)) if dims is None else dims)
+        labels = LABELS[: len(value.shape)]
+        left = "".join(label for dim, label in enumerate(labels) if dim not in gone)
+        total = folded(self.table, multiply(self.table, [value], [labels], left))
+        if keep:
+            return self.reshape(total, [1 if dim in gone else size for dim, size in enumerate(value.shape)])
+        return total
+
+    def mean(self, value: Value, dims: Sequence[int] | None = None, keep: bool = False) -> Value:
+        count = 1
+        for dim in range(len(value.shape)) if dims is None else dims:
+            count *= self.size(value, dim)
+        return self.scale(self.sum(value, dims, keep), Fraction(1, count))
+
+    def max(self, value: Value, dims: Sequence[int], keep: bool = False) -> Value:
+        """The largest element over dims: an atom that remembers the range, so that ranges of ranks can be joined."""
+        value = folded(self.table, value)
+        gone = set(dims)
+
+        def on_cell(cells: list[list[Term]], box: tuple[Range, ...]) -> Term:
+            term = plain(self.table, cells[0])
+            if term is None:
+                raise Undescribed("the largest of zeros")
+            bound = tuple(v for dim in sorted(gone) for v in term.dims[dim])
+            found = abstract([Part((0, term.coefficient), weighted(term), bound)], term.ranges)
+            atom = self.table.define("max", "max", (), 1, found)
+            ranges = {v: span for v, span in term.ranges.items() if v not in bound}
+            dims = tuple(() if dim in gone else group for dim, group in enumerate(term.dims))
+            boxes = tuple((0, 1) if dim in gone else span for dim, span in enumerate(box))
+            settled = self.table.settle(Term(ONE, (Factor(atom, found.axes),), ranges, dims, boxes))
+            assert settled is not None
+            return settled
+
+        for term in value.terms:
+            for dim in gone:
+                if not (equal(term.box[dim][0], 0) and equal(term.box[dim][1], value.shape[dim])):
+                    raise Undescribed("the largest element of a tensor in pieces")
+        found = by_cell(self.table, [value], on_cell)
+        shape = tuple(1 if dim in gone else size for dim, size in enumerate(value.shape))
+        kept = Value(shape, found.terms)
+        return kept if keep else self.reshape(kept, [size for dim, size in enumerate(shape) if dim not in gone])
+
+    # ------------------------------------------------------------------ shapes
+    @staticmethod
+    def size(value: Value, dim: int) -> int:
+        size = value.shape[dim]
+        if not isinstance(size, int):
+            raise Undescribed("a dim whose size differs between lanes")
+        return size
+
+    def reshape(self, value: Value, shape: Sequence[Lane]) -> Value:
+        return reshape(self.table, value, [int(size) for size in shape])
+
+    def expand(self, value: Value, shape: Sequence[Lane]) -> Value:
+        return expand(self.table, value, shape)
+
+    def permute(self, value: Value, order: Sequence[int]) -> Value:
+        return permute(value, order)
+
+    def transpose(self, value: Value, a: int, b: int) -> Value:
+        order = list(range(len(value.shape)))
+        order[a], order[b] = order[b], order[a]
+        return permute(value, order)
+
+    def cut(self, value: Value, dim: int, start: Lane, stop: Lane) -> Value:
+        return folded(self.table, cut(self.table, value, dim, start, stop))
+
+    def concat(self, values: Sequence[Value], dim: int) -> Value:
+        return concat(self.table, values, dim)
+
+    def place(self, value: Value, shape: Sequence[Lane], dim: int, start: Lane) -> Value:
+        """The tensor in zeros, from a position of a dim on."""
+        before = (*shape[:dim], start, *shape[dim + 1 :])
+        placed = concat(self.table, [Value(before, ()), value], dim)
+        return Value(tuple(shape), placed.terms)
+
+    # ------------------------------------------------------------------ masks and indices
+    def compare(self, name: str, a: Value, b: Value, whole: bool) -> Value:
+        a, b = self.broadcast(a, b)
+        return integer.compare(self.table, name, a, b, whole=whole)
+
+    def negate(self, mask: Value) -> Value:
+        return integer.negate(self.table, mask)
+
+    def where(self, mask: Value, a: Value, b: Value) -> Value:
+        mask, a, b = self.broadcast(mask, a, b)
+        return folded(self.table, integer.where(self.table, self.atomic(mask), self.atomic(a), self.atomic(b)))
+
+    def choose(self, mask: Value, a: Value | Number, b: Value | Number) -> Value:
+        """a where the mask is 1, b where it is 0. Minus infinity is log 0: exp of the choice is then a product with the mask."""
+        a, b = (each if isinstance(each, Value) else self.full((), each) for each in (a, b))
+        if self.is_minus_infinity(a):
+            return self.add(b, self.fn("log", self.negate(mask)))
+        if self.is_minus_infinity(b):
+            return self.add(a, self.fn("log", mask))
+        return self.where(mask, a, b)
+
+    def is_minus_infinity(self, value: Value) -> bool:
+        if len(value.terms) != 1 or len(value.terms[0].factors) != 1 or value.terms[0].coefficient != 1:
+            return False
+        definition = self.table.definitions.get(value.terms[0].factors[0].atom.id)
+        return definition is not None and definition.name == "log" and definition.operands == ((),)
+
+    def one_hot(self, value: Value, size: int, dim: int) -> Value:
+        return integer.one_hot(self.table, value, size, dim)
+
+    def opaque(
+        self, name: str, operands: Sequence[Value], parallel: int, shape: Sequence[int], parameters: tuple[Hashable, ...] = ()
+    ) -> Value:
+        """An operator of which only this is known: equal rows give equal rows. The first dims of all operands and of the result
+        are parallel; the others must be whole, and the result has `shape` there."""
+        lead, box_of = LABELS[:parallel], operands[0]
+        layout = Layout(self.table)
+        parts, used = [], 0
+        for number, value in enumerate(operands):
+            term = plain(self.table, folded(self.table, value).terms)
+            if term is None:
+                continue
+            if not all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, value.shape, strict=True)):
+                raise Undescribed(f"{name} of a tensor in pieces")
+            own = LABELS[parallel + used : parallel + used + len(term.dims) - parallel]
+            used += len(own)
+            layout.lay(term.with_(factors=weighted(term)), lead + own)
+            parts.append((number, term.coefficient, own))
+        bounds = [tuple(v for label in own for v in layout.groups[label]) for _, _, own in parts]
+        named = []
+        for (number, coefficient, _), factors, bound in zip(parts, layout.parts, bounds, strict=True):
+            order = Factor(DIMS, tuple(Index(((v, 1),), collapse(-layout.ranges[v][0])) for v in bound))
+            named.append(Part((number, coefficient), (order, *factors), bound))
+        found = abstract(named, layout.ranges)
+        sizes = tuple(tuple(self.size(value, d) for d in range(parallel, len(value.shape))) for value in operands)
+        atom = self.table.define("op", name, (len(shape), sizes, *parameters), len(operands), found)
+        variables = [next(self.table.names) for _ in shape]
+        ranges: dict[int, Range] = {v: span for v, span in layout.ranges.items() if not any(v in bound for bound in bounds)}
+        ranges |= {v: (0, size) for v, size in zip(variables, shape, strict=True)}
+        dims = (*(tuple(layout.groups.get(label, ())) for label in lead), *((v,) for v in variables))
+        box: tuple[Range, ...] = (*((0, size) for size in box_of.shape[:parallel]), *((0, size) for size in shape))
+        at = (*found.axes, *(Index(((v, 1),)) for v in variables))
+        settled = self.table.settle(Term(ONE, (Factor(atom, at),), ranges, dims, box))
+        assert settled is not None
+        return Value((*box_of.shape[:parallel], *shape), (settled,))

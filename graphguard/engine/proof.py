@@ -1,0 +1,34 @@
+"""What a proof found: plain data for reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from graphguard.findings import Finding
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How a sequential output is rebuilt from the ranks' outputs by clean operations."""
+
+    path: str
+    text: str  # a clean expression: `y = concat(rank0.y, rank1.y, dim=-1)`
+    placements: tuple[tuple[str, str], ...] | None = None  # one per mesh axis, where that form exists: ("tp", "Shard(1)")
+    type: str | None = None  # `f32[8, 64@tp]`, where that form exists
+    note: str | None = None
+
+
+@dataclass
+class Proof:
+    """The relations that were proved, and why the other outputs have none."""
+
+    relations: dict[str, Relation] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)  # the most telling first; empty if all is proved
+    assumptions: list[str] = field(default_factory=list)
+    opaque: list[str] = field(default_factory=list)  # operators that no lemma describes, which the proof met
+    operations: int = 0
+    seconds: float = 0.0
+
+    @property
+    def proved(self) -> bool:
+        return not self.findings

@@ -1,0 +1,190 @@
+"""How a sequential output is rebuilt from what the ranks return: equal copies, tiles of a grid, or a sum of true parts.
+
+Every relation tried is applied to the description of the sequential output and must give exactly what each rank holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from graphguard.engine import exchange
+from graphguard.engine.collective import Groups, groups_of
+from graphguard.engine.interpret import Described, Unknown, _spread
+from graphguard.engine.lane import Lanes, collapse, equal
+from graphguard.engine.ops import Ops
+from graphguard.engine.sums import folded
+from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.value import add, cut, same, scale, taken
+from graphguard.ir import Mesh
+
+Placements = tuple[str, ...]  # one per mesh axis: "Replicate", "Shard(1)", "Partial(sum)"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What some ranks hold, one lane each."""
+
+    ranks: tuple[int, ...]
+    value: Value
+
+
+@dataclass
+class Held:
+    """One output of the ranks that return it. `mesh` is the sub-grid of those ranks; `order` lists them row-major."""
+
+    mesh: Mesh
+    order: tuple[int, ...]
+    parts: list[Part]
+    unknown: Unknown | None = None
+
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        part = next(p for p in self.parts if rank in p.ranks)
+        return tuple(int(size) for size in part.value.shape)  # type: ignore[arg-type]
+
+
+def held(mesh: Mesh, values: Mapping[int, tuple[Described, int]], streams: Sequence[tuple[tuple[int, ...], Described | None]]) -> Held | None:
+    """The ranks' output, if the ranks that return it form a grid."""
+    ranks = sorted(rank for members, value in streams if value is not None for rank in members)
+    grid = _sub_grid(mesh, ranks)
+    if grid is None:
+        return None
+    unknown = next((value for _, value in streams if isinstance(value, Unknown)), None)
+    parts = [Part(members, value) for members, value in streams if isinstance(value, Value)]
+    return Held(grid, tuple(ranks), parts, unknown)
+
+
+def _sub_grid(mesh: Mesh, ranks: Sequence[int]) -> Mesh | None:
+    """The mesh that some of the ranks form: for each axis, some of its positions."""
+    coordinates = [mesh.coordinate(rank) for rank in ranks]
+    positions = {name: sorted({c[name] for c in coordinates}) for name in mesh.names}
+    sizes = {name: len(places) for name, places in positions.items()}
+    return Mesh.of(sizes) if np.prod(list(sizes.values())) == len(ranks) else None
+
+
+class Relator:
+    def __init__(self, ops: Ops):
+        self.ops, self.table = ops, ops.table
+
+    def candidates(self, whole: Sequence[int], output: Held) -> Iterator[Placements]:
+        """Relations by placements that fit the shapes, without sums first."""
+        rank = len(whole)
+        choices = ["Replicate", *(f"Shard({dim})" for dim in range(rank)), "Partial(sum)"]
+        every = itertools.product(*([choice for choice in choices] if size > 1 else ["Replicate"] for size in output.mesh.shape))
+        fitting = [p for p in every if self._fits(whole, output, p)]
+        yield from sorted(fitting, key=lambda p: (sum(c == "Partial(sum)" for c in p), sum(c != "Replicate" for c in p)))
+
+    def _fits(self, whole: Sequence[int], output: Held, placements: Placements) -> bool:
+        return all(
+            tuple(stop - start for start, stop in self.tile(whole, output, placements, lane)) == output.shape_of(rank)
+            for lane, rank in enumerate(output.order)
+        )
+
+    def tile(self, whole: Sequence[int], output: Held, placements: Placements, lane: int) -> list[tuple[int, int]]:
+        """The part of the whole that a rank has under placements; uneven shards as torch.chunk makes them."""
+        coordinate = output.mesh.coordinate(lane)
+        spans = [(0, size) for size in whole]
+        for (axis, size), placement in zip(output.mesh.axes, placements, strict=True):
+            if placement.startswith("Shard("):
+                dim = int(placement[6:-1])
+                low, high = spans[dim]
+                step = -(-(high - low) // size)
+                start = min(low + coordinate[axis] * step, high)
+                spans[dim] = (start, min(start + step, high))
+        return spans
+
+    def holds(self, whole: Value, output: Held, placements: Placements) -> bool:
+        """Whether the ranks hold exactly what the placements say."""
+        try:
+            sums = [n for n, p in enumerate(placements) if p.startswith("Partial(")]
+            if not sums:
+                return all(same(self._expected(whole, output, placements, part), part.value) for part in output.parts)
+            total = self.together(output)
+            for axis in sums:
+                total = self._reduced(total, output, axis, placements[axis])
+            everyone = Part(output.order, total)
+            return same(self._expected(whole, output, placements, everyone), total)
+        except Undescribed:
+            return False
+
+    def _expected(self, whole: Value, output: Held, placements: Placements, part: Part) -> Value:
+        sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
+        lanes = [output.order.index(rank) for rank in part.ranks]
+        tiles = np.array([self.tile(sizes, output, placements, lane) for lane in lanes], dtype=np.int64).reshape(len(lanes), len(sizes), 2)
+        value = whole
+        for dim in range(len(sizes)):
+            value = cut(self.table, value, dim, collapse(tiles[:, dim, 0]), collapse(tiles[:, dim, 1]))
+        return folded(self.table, value)
+
+    def together(self, output: Held) -> Value:
+        """What all ranks hold, by lane of the output's own mesh."""
+        if len(output.parts) == 1 and output.parts[0].ranks == output.order:
+            return output.parts[0].value
+        pieces = []
+        for part in output.parts:
+            lanes = np.zeros(len(output.order), dtype=np.int64)
+            present = np.zeros(len(output.order), dtype=np.int64)
+            for lane, rank in enumerate(part.ranks):
+                place = output.order.index(rank)
+                lanes[place], present[place] = lane, 1
+            pieces.append(_spread(self.table, part.value, lanes, present))
+        return folded(self.table, add(self.table, pieces))
+
+    def groups(self, mesh: Mesh, axis: int) -> Groups:
+        lanes = np.arange(mesh.size, dtype=np.int64).reshape(mesh.shape)
+        return groups_of(np.moveaxis(lanes, axis, -1).reshape(-1, mesh.shape[axis]))
+
+    def _reduced(self, value: Value, output: Held, axis: int, placement: str) -> Value:
+        reduce = placement[8:-1]
+        return exchange.reduced(self.ops, value, self.groups(output.mesh, axis), {"reduce": reduce})
+
+    def is_scaled_copy(self, whole: Value, output: Held, placements: Placements) -> bool:
+        """Whether a sum over ranks is one of equal copies of a fraction of the whole."""
+        try:
+            value = self.together(output)
+            for axis, placement in enumerate(placements):
+                if placement == "Partial(sum)":
+                    groups = self.groups(output.mesh, axis)
+                    if same(taken(self.table, value, self._first(groups)), value):
+                        return True
+            return False
+        except Undescribed:
+            return False
+
+    @staticmethod
+    def _first(groups: Groups) -> Lanes:
+        return groups.members[groups.group, 0]
+
+    def factor(self, whole: Value, output: Held) -> tuple[Fraction, Placements] | None:
+        """The number by which what the ranks hold differs from a relation without sums, if that is all."""
+        sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
+        for placements in self.candidates(sizes, output):
+            if any(p.startswith("Partial") for p in placements):
+                continue
+            found = self._factor(whole, output, placements)
+            if found is not None:
+                return found, placements
+        return None
+
+    def _factor(self, whole: Value, output: Held, placements: Placements) -> Fraction | None:
+        try:
+            factors = set()
+            for part in output.parts:
+                wanted = self._expected(whole, output, placements, part)
+                if not wanted.terms or len(wanted.terms) != len(part.value.terms):
+                    return None
+                lead = min(wanted.terms, key=lambda t: [f.atom.id for f in t.factors])
+                mine = min(part.value.terms, key=lambda t: [f.atom.id for f in t.factors])
+                if not equal(lead.weight, mine.weight):
+                    return None
+                number = mine.coefficient / lead.coefficient
+                if not same(scale(wanted, number), part.value):
+                    return None
+                factors.add(number)
+            return factors.pop() if len(factors) == 1 else None
+        except Undescribed:
+            return None

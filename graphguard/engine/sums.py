@@ -1,0 +1,146 @@
+"""Sums of several products as atoms, and finding them again inside larger sums, under whatever else multiplies them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from graphguard.engine.definition import Part, Product, abstract
+from graphguard.engine.grid import by_cell
+from graphguard.engine.lane import equal
+from graphguard.engine.merge import same_term
+from graphguard.engine.product import Layout
+from graphguard.engine.table import Table, signs, weighted
+from graphguard.engine.term import Atom, Factor, Index, Term, Undescribed, Value, substituted
+
+
+def plain(table: Table, terms: Sequence[Term]) -> Term | None:
+    """One term without sums for several terms that cover the same box; None for zero."""
+    if not terms:
+        return None
+    closed = []
+    for term in terms:
+        term = table.filed(term)
+        if term.summed:
+            raise Undescribed("a sum over parts of different sizes")
+        closed.append(term)
+    return closed[0] if len(closed) == 1 else _sum(table, closed)
+
+
+def one_term(table: Table, value: Value) -> Value:
+    """The same tensor with at most one term, without sums, on each cell of its grid."""
+    if len(value.terms) == 1 and not value.terms[0].summed:
+        return value
+    return by_cell(table, [value], lambda cells, _: plain(table, cells[0]))
+
+
+def folded(table: Table, value: Value) -> Value:
+    """The same tensor with known sums in place of their members."""
+    terms = list(value.terms)
+    while len(terms) > 1:
+        found = _fold_once(table, terms)
+        if found is None:
+            break
+        terms = found
+    return Value(value.shape, tuple(terms))
+
+
+def _sum(table: Table, terms: Sequence[Term]) -> Term:
+    labels = "".join(chr(97 + dim) for dim in range(len(terms[0].box)))
+    layout = Layout(table)
+    for term in terms:
+        layout.lay(term.with_(factors=weighted(term)), labels)
+    lead = min(range(len(terms)), key=lambda n: ([(f.atom.id, f.power) for f in terms[n].factors], terms[n].coefficient))
+    scale = terms[lead].coefficient
+    parts = [Part((0, t.coefficient / scale), factors) for t, factors in zip(terms, layout.parts, strict=True)]
+    found = abstract(parts, layout.ranges)
+    atom = table.define("lin", "sum", (), 1, found, **_signs(parts))
+    _register(table, atom)
+    dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
+    settled = table.settle(Term(scale, (Factor(atom, found.axes),), layout.ranges, dims, terms[0].box))
+    assert settled is not None
+    return settled
+
+
+def _signs(parts: Sequence[Part]) -> dict[str, bool]:
+    each = [signs(part.factors) for part in parts]
+    nonnegative = all(part.label[1] > 0 and sign["nonnegative"] for part, sign in zip(parts, each, strict=True))  # type: ignore[index]
+    return {"positive": nonnegative and any(sign["positive"] for sign in each), "nonnegative": nonnegative}
+
+
+def _register(table: Table, atom: Atom) -> None:
+    """Note the sum under the youngest atom of a member that has all of its axes."""
+    definition = table.definitions[atom.id]
+    for product in definition.operands[0]:
+        used = {v for factor in product.factors for v in factor.variables()}
+        if len(used) == definition.axes and product.factors:
+            known = table.sums.setdefault(max(f.atom.id for f in product.factors), [])
+            if atom not in known:
+                known.append(atom)
+            return
+
+
+def _fold_once(table: Table, terms: list[Term]) -> list[Term] | None:
+    for number, term in enumerate(terms):
+        for factor in term.factors:
+            for atom in table.sums.get(factor.atom.id, ()):
+                rest = terms[:number] + terms[number + 1 :]
+                found = _fold_into(table, atom, term, rest)
+                if found is not None:
+                    return found
+    return None
+
+
+def _fold_into(table: Table, atom: Atom, term: Term, rest: list[Term]) -> list[Term] | None:
+    definition = table.definitions[atom.id]
+    members = definition.operands[0]
+    if len(members) > len(rest) + 1:
+        return None
+    lead = next(p for p in members if len({v for f in p.factors for v in f.variables()}) == definition.axes and p.factors)
+    unified = _unify(lead, term)
+    if unified is None:
+        return None
+    axes, others = unified
+    scale = term.coefficient / _coefficient(lead)
+    for member in members:
+        if member is lead:
+            continue
+        factors = tuple(f._replace(at=tuple(substituted(i, axes) for i in f.at)) for f in member.factors)
+        wanted = table.settle(term.with_(coefficient=scale * _coefficient(member), factors=(*factors, *others)))
+        place = None if wanted is None else next((n for n, t in enumerate(rest) if same_term(t, wanted)), None)
+        if place is None:
+            return None
+        rest = rest[:place] + rest[place + 1 :]
+    at = tuple(axes[-1 - n] for n in range(definition.axes))
+    settled = table.settle(term.with_(coefficient=scale, factors=(*others, Factor(atom, at))))
+    return None if settled is None else [*rest, settled]
+
+
+def _coefficient(product: Product) -> Fraction:
+    return product.label[1]  # type: ignore[index, no-any-return]
+
+
+def _unify(product: Product, term: Term) -> tuple[dict[int, Index], list[Factor]] | None:
+    """The positions at which the term has the product's factors, and its other factors."""
+    axes: dict[int, Index] = {}
+    left = list(term.factors)
+    for wanted in product.factors:
+        for place, factor in enumerate(left):
+            if factor.atom is wanted.atom and factor.power == wanted.power and _fits(wanted, factor, axes):
+                for index, position in zip(wanted.at, factor.at, strict=True):
+                    axes[index.terms[0][0]] = position
+                del left[place]
+                break
+        else:
+            return None
+    return axes, left
+
+
+def _fits(wanted: Factor, factor: Factor, axes: dict[int, Index]) -> bool:
+    for index, position in zip(wanted.at, factor.at, strict=True):
+        known = axes.get(index.terms[0][0])
+        if known is not None and not (known.terms == position.terms and equal(known.offset, position.offset)):
+            return False
+    return True
+
+

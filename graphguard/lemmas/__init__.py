@@ -1,0 +1,1 @@
+"""What operators mean, in the engine's vocabulary: one row per operator, one file per family."""

@@ -1,0 +1,1 @@
+"""Proof cases: small programs, correct and faulty, each with its expected verdict."""
