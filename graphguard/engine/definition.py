@@ -2,8 +2,9 @@
 
     Σ_k x[i, 4 r + k] · W[4 r + k, j]   is   S[i, 4 r, j]   where   S[a, b, c] = Σ_k x[a, b + k] · W[b + k, c]   and k in [0, 4)
 
-All that may differ between lanes is in the positions at which the atom is read. So two products are the same atom exactly if they
-are put together alike, whatever their variables are called and wherever they are read.
+All that may differ between lanes is in the positions at which the atom is read. So two products are the same atom if they are put
+together alike, whatever their variables are called and wherever they are read. Which positions coincide is the atom's pattern; an
+atom may also be read where more of them coincide than it asks for.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from graphguard.engine.lane import Lane, collapse
+from graphguard.engine.lane import Lane, collapse, equal
 from graphguard.engine.term import Atom, Factor, Index, Range, Undescribed, Variable
 
+ORIGIN = -1  # in a pattern: no axis, a sum that starts at 0
 MOST_ORDERS = 24  # of factors that are alike, tried to find the canonical one
 
 
@@ -46,15 +48,18 @@ class Part(NamedTuple):
 
 
 class Abstract(NamedTuple):
-    """Parts as products over axes: the key by which equal ones are known, and the position that each axis stands for."""
+    """Parts as products over axes. `skeleton` is what they are but for their positions; `pattern` says which axis each position
+    is, `positions` where it is, and `axes` lists the different ones."""
 
-    key: Hashable
+    skeleton: Hashable
+    pattern: tuple[int, ...]
     products: tuple[Product, ...]
+    positions: tuple[Index, ...]
     axes: tuple[Index, ...]
 
 
 class _Position(NamedTuple):
-    base: Hashable  # equal for equal free parts
+    base: Hashable  # equal for equal free parts; None where a bound variable starts at 0, which needs no axis
     free: Index
     bound: tuple[tuple[Variable, int], ...]
 
@@ -68,8 +73,9 @@ class _Piece(NamedTuple):
 _Arranged = list[tuple[Hashable, list[_Piece]]]
 
 
-def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> Abstract:
-    """One definition for all parts. Their bound variables start at 0; where they started becomes part of a position."""
+def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> list[Abstract]:
+    """One definition for all parts, in all orders of what is alike, the canonical one first. Bound variables start at 0; where they
+    started becomes part of a position."""
     extents: dict[Variable, int] = {}
     for part in parts:
         for variable in part.bound:
@@ -81,9 +87,8 @@ def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> Abstrac
         (part.label, sorted((_piece(f, extents, ranges) for f in part.factors), key=_likeness)) for part in parts
     ]
     arranged.sort(key=_part_likeness)
-    orders = list(_orders(arranged))
-    found = [_numbered(order, extents) for order in orders]
-    return found[0] if len(found) == 1 else min(found, key=lambda each: repr(each.key))
+    found = [_numbered(order, extents) for order in _orders(arranged)]
+    return found if len(found) == 1 else sorted(found, key=lambda each: repr((each.skeleton, each.pattern)))
 
 
 def _piece(factor: Factor, extents: Mapping[Variable, int], ranges: Mapping[Variable, Range]) -> _Piece:
@@ -97,7 +102,8 @@ def _piece(factor: Factor, extents: Mapping[Variable, int], ranges: Mapping[Vari
             free = Index(tuple(t for t in index.terms if t[0] not in extents), collapse(offset))
         else:
             free = index
-        positions.append(_Position(free.key, free, bound))
+        at_origin = bound and not free.terms and type(free.offset) is int and free.offset == 0
+        positions.append(_Position(None if at_origin else free.key, free, bound))
     return _Piece(factor.atom, factor.power, tuple(positions))
 
 
@@ -132,24 +138,56 @@ def _factor_orders(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
 
 def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
     axes: dict[Hashable, int] = {}
+    different: list[Index] = []
     positions: list[Index] = []
-    key, products = [], []
+    products = []
     for label, pieces in arranged:
         numbers: dict[Variable, int] = {}
-        shape, factors = [], []
+        factors = []
         for piece in pieces:
-            at, indices = [], []
+            indices = []
             for position in piece.positions:
+                bound = tuple((numbers.setdefault(v, len(numbers)), stride) for v, stride in position.bound)
+                positions.append(position.free)
+                if position.base is None:
+                    indices.append(Index(bound))
+                    continue
                 axis = axes.get(position.base)
                 if axis is None:
                     axis = axes[position.base] = len(axes)
-                    positions.append(position.free)
-                bound = tuple((numbers.setdefault(v, len(numbers)), stride) for v, stride in position.bound)
-                at.append((axis, bound))
+                    different.append(position.free)
                 indices.append(Index(((-1 - axis, 1), *bound)))
-            shape.append((piece.atom.id, piece.power, tuple(at)))
             factors.append(Factor(piece.atom, tuple(indices), piece.power))
-        sizes = tuple(extents[v] for v in numbers)
-        key.append((label, tuple(shape), sizes))
-        products.append(Product(label, tuple(factors), sizes))
-    return Abstract(tuple(key), tuple(products), tuple(positions))
+        products.append(Product(label, tuple(factors), tuple(extents[v] for v in numbers)))
+    skeleton, pattern = skeleton_of(products)
+    return Abstract(skeleton, pattern, tuple(products), tuple(positions), tuple(different))
+
+
+def skeleton_of(products: Sequence[Product]) -> tuple[Hashable, tuple[int, ...]]:
+    """What products are but for their positions, and which of their positions are one axis."""
+    skeleton, pattern = [], []
+    for label, factors, extents in products:
+        shape = []
+        for factor in factors:
+            bound = []
+            for index in factor.at:
+                axis = index.terms[0][0]
+                pattern.append(-1 - axis if axis < 0 else ORIGIN)
+                bound.append(index.terms[1:] if axis < 0 else index.terms)
+            shape.append((factor.atom.id, factor.power, tuple(bound)))
+        skeleton.append((label, tuple(shape), extents))
+    return tuple(skeleton), tuple(pattern)
+
+
+def fitting(pattern: tuple[int, ...], found: Abstract) -> tuple[Index, ...] | None:
+    """The positions of another atom's axes, if the parts are that atom: where it has one axis, they have one position."""
+    axes: dict[int, Index] = {}
+    for axis, position in zip(pattern, found.positions, strict=True):
+        if axis == ORIGIN:
+            if position.terms or not equal(position.offset, 0):
+                return None
+            continue
+        known = axes.setdefault(axis, position)
+        if known is not position and known.key != position.key:
+            return None
+    return tuple(axes[axis] for axis in range(len(axes)))

@@ -1,24 +1,60 @@
-"""The meaning of descriptions, in numbers. Independent of how the engine finds them: it shares the definitions alone."""
+"""The meaning of descriptions, in numbers. Independent of how the engine finds them: it shares the definitions alone.
+
+What has no meaning in numbers here (an operator without a lemma, a part of an input, memory that nothing was written to) is
+learned: the first tensor that is described as such an atom says what it holds, and every later one must agree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphguard.engine.definition import Definition, Product
 from graphguard.engine.lane import at_lane
-from graphguard.engine.meaning import FUNCTIONS, OPERATORS
+from graphguard.engine.meaning import FUNCTIONS
 from graphguard.engine.table import Table
 from graphguard.engine.term import Atom, Factor, Index, Term, Value
 
 Array = np.ndarray[Any, Any]
-MOST_ELEMENTS = 1 << 24
+MOST_ELEMENTS = 1 << 22
+FEW_ELEMENTS = 1 << 14  # below, a product is faster than a plan for it
+OUTSIDE = 0.7310585786300049  # read where a tensor has no element: nothing that is right depends on it
 
 
 class TooLarge(Exception):
     """A description that would take too much memory to evaluate."""
+
+
+class Unlearned(Exception):
+    """A description of what is known by name alone."""
+
+
+class Malformed(Exception):
+    """A description that means nothing: a box outside of its tensor, or a term that does not fill its box."""
+
+
+class _Box(NamedTuple):
+    """An atom on a box: where it begins, and its elements. `known` says which of them are, if not all."""
+
+    corner: tuple[int, ...]
+    elements: Array
+    known: Array | None = None
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        return tuple(c + s for c, s in zip(self.corner, self.elements.shape, strict=True))
+
+    def holds(self, low: Sequence[int], high: Sequence[int]) -> bool:
+        return all(c <= a for c, a in zip(self.corner, low, strict=True)) and all(
+            b <= e for b, e in zip(high, self.end, strict=True)
+        )
+
+    def places(self, positions: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(p - c for p, c in zip(positions, self.corner, strict=True))
 
 
 class Evaluator:
@@ -27,15 +63,22 @@ class Evaluator:
     def __init__(self, table: Table, inputs: Mapping[str, Array], constants: Mapping[Any, Array] | None = None):
         self._table, self._inputs, self._constants = table, inputs, constants or {}
         self._names = {atom.id: key for (_, key), atom in table.atoms()}
-        self._boxes: dict[int, tuple[tuple[int, ...], Array]] = {}  # atoms already evaluated on a box: its corner, its elements
+        self._boxes: dict[int, _Box] = {}  # what is known of each atom
+        self._lists: dict[Any, Array] = {}  # of each atom at certain positions
 
     def value(self, value: Value, lane: int = 0) -> Array:
         """What the lane holds: its terms, added up."""
-        total = np.zeros([at_lane(size, lane) for size in value.shape])
+        shape = [at_lane(size, lane) for size in value.shape]
+        total = np.zeros(shape)
         for term in value.terms:
             if at_lane(term.weight, lane):
-                box = tuple(slice(at_lane(low, lane), at_lane(high, lane)) for low, high in term.box)
-                total[box] += self.term(term, lane)
+                box = [(at_lane(low, lane), at_lane(high, lane)) for low, high in term.box]
+                if len(box) != len(shape) or any(not 0 <= a <= b <= size for (a, b), size in zip(box, shape, strict=True)):
+                    raise Malformed(f"a term on {box} of a tensor of {shape}")
+                elements = self.term(term, lane)
+                if elements.shape != tuple(b - a for a, b in box):
+                    raise Malformed(f"a term of {elements.shape} on {box}")
+                total[tuple(slice(a, b) for a, b in box)] += elements
         return total
 
     def term(self, term: Term, lane: int = 0) -> Array:
@@ -45,18 +88,20 @@ class Evaluator:
         order = [*visible, *(v for v in spans if v not in visible)]
         sizes = [max(0, spans[v][1] - spans[v][0]) for v in order]
         grid = _grid({v: np.arange(*spans[v]) for v in order})
-        product = np.broadcast_to(self._product(term.factors, grid, lane), _checked(sizes))
-        total = product.sum(axis=tuple(range(len(visible), len(order))))
-        shape = [int(np.prod([spans[v][1] - spans[v][0] for v in dim], dtype=int)) for dim in term.dims]
+        total = _contracted(self._elements(term.factors, grid, lane), sizes, len(visible))
+        shape = [math.prod(spans[v][1] - spans[v][0] for v in dim) for dim in term.dims]
         return float(term.coefficient) * at_lane(term.weight, lane) * np.reshape(total, shape)
 
-    def _product(self, factors: tuple[Factor, ...], grid: Mapping[int, Array], lane: int) -> Array:
-        product: Array = np.ones(())
+    def _elements(self, factors: Sequence[Factor], grid: Mapping[int, Array], lane: int) -> list[Array]:
+        """Each factor's elements over the grid, of size 1 along what it does not mention."""
+        result = []
         for factor in factors:
             elements = self.atom(factor.atom, [_position(index, grid, lane) for index in factor.at])
-            product = product * (elements if factor.power == 1 else elements ** float(factor.power))
-        return product
+            with np.errstate(all="ignore"):
+                result.append(elements if factor.power == 1 else np.power(elements, float(factor.power)))
+        return result
 
+    # ------------------------------------------------------------------ atoms
     def atom(self, atom: Atom, positions: list[Array]) -> Array:
         """An atom's elements at the given positions."""
         match atom.kind:
@@ -66,36 +111,49 @@ class Evaluator:
                 return np.asarray(positions[0] == 0, dtype=float)
             case "step":
                 return np.asarray(positions[0] > 0, dtype=float)
+            case "number":
+                return np.asarray(float(self._names[atom.id]))  # type: ignore[arg-type]
             case "dims":
                 return np.ones(np.broadcast_shapes(*(p.shape for p in positions)))
             case "input":
-                return np.asarray(self._inputs[self._names[atom.id]][tuple(positions)], dtype=float)
+                return _read(self._inputs[self._names[atom.id]], positions)  # type: ignore[index]
             case "constant":
-                return np.asarray(self._constants[self._names[atom.id]][tuple(positions)], dtype=float)
-            case "op":
-                return self._operator(atom, positions)
+                return _read(self._constants[self._names[atom.id]], positions)
+        if not self._has_meaning(atom):
+            return self._learned(atom, positions)
         return self._boxed(atom, positions)
 
+    def _has_meaning(self, atom: Atom) -> bool:
+        if atom.kind == "function":
+            return self._table.definitions[atom.id].name in FUNCTIONS
+        return atom.kind in ("sum", "lin", "delta", "max")
+
     def _boxed(self, atom: Atom, positions: list[Array]) -> Array:
-        """Evaluate a defined atom on the box around all positions asked for, once, and read it there."""
-        if not positions:
-            return self._defined(atom, [])
-        low = tuple(int(p.min(initial=0) if p.size == 0 else p.min()) for p in positions)
-        high = tuple(int(p.max(initial=-1) if p.size == 0 else p.max()) + 1 for p in positions)
-        known = self._boxes.get(atom.id)
-        if known is not None:
-            corner, elements = known
-            ends = tuple(c + s for c, s in zip(corner, elements.shape, strict=True))
-            if all(a >= c for a, c in zip(low, corner, strict=True)) and all(b <= e for b, e in zip(high, ends, strict=True)):
-                return np.asarray(elements[tuple(p - c for p, c in zip(positions, corner, strict=True))])
-        asked = np.broadcast_shapes(*(p.shape for p in positions))
-        sizes = [b - a for a, b in zip(low, high, strict=True)]
-        if np.prod(sizes, dtype=float) > 4 * max(1, int(np.prod(asked))) or np.prod(sizes, dtype=float) > MOST_ELEMENTS:
+        """Evaluate a defined atom on a box around all positions asked for so far, and read it there."""
+        if not positions or any(p.size == 0 for p in positions):
             return self._defined(atom, positions)
-        grid = _grid({n: np.arange(a, b) for n, (a, b) in enumerate(zip(low, high, strict=True))})
-        elements = np.broadcast_to(self._defined(atom, [grid[n] for n in range(len(low))]), sizes)
-        self._boxes[atom.id] = low, np.asarray(elements)
-        return np.asarray(elements[tuple(p - c for p, c in zip(positions, low, strict=True))])
+        low, high = _hull(positions)
+        box = self._boxes.get(atom.id)
+        if box is None or not box.holds(low, high):
+            asked = math.prod(np.broadcast_shapes(*(p.shape for p in positions)))
+            if box is not None:
+                low, high = _join(low, high, box)
+                asked += box.elements.size
+            sizes = [b - a for a, b in zip(low, high, strict=True)]
+            if math.prod(sizes) > min(4 * asked, MOST_ELEMENTS):
+                return self._exact(atom, positions)
+            grid = _grid({n: np.arange(a, b) for n, (a, b) in enumerate(zip(low, high, strict=True))})
+            elements = np.broadcast_to(self._defined(atom, list(grid.values())), sizes)
+            box = self._boxes[atom.id] = _Box(tuple(low), elements)
+        return np.asarray(box.elements[box.places(positions)])
+
+    def _exact(self, atom: Atom, positions: list[Array]) -> Array:
+        """An atom at positions that are few among those around them, as on a diagonal."""
+        key = atom.id, *((p.shape, p.tobytes()) for p in positions)
+        known = self._lists.get(key)
+        if known is None:
+            known = self._lists[key] = self._defined(atom, positions)
+        return known
 
     def _defined(self, atom: Atom, positions: list[Array]) -> Array:
         definition = self._table.definitions[atom.id]
@@ -108,51 +166,133 @@ class Evaluator:
                 return self._maximum(definition, positions)
         operands = [self._operand(operand, positions) for operand in definition.operands]
         with np.errstate(all="ignore"):
+            if definition.name in ("maximum", "minimum"):  # of any number of tensors
+                return np.asarray(functools.reduce(FUNCTIONS[definition.name], operands), dtype=float)
             return np.asarray(FUNCTIONS[definition.name](*operands, *definition.parameters), dtype=float)
 
     def _operand(self, products: tuple[Product, ...], positions: list[Array]) -> Array:
         total: Array = np.zeros(())
         for product in products:
-            elements, bound = self._expanded(product, positions)
-            total = total + float(product.label[1]) * elements.sum(axis=tuple(range(elements.ndim - bound, elements.ndim)))  # type: ignore[index]
+            elements, sizes = self._over_bound(product, positions)
+            summed = _contracted(elements, [*sizes, *product.extents], len(sizes))
+            total = total + float(product.label[1]) * summed  # type: ignore[index]
         return total
 
     def _maximum(self, definition: Definition, positions: list[Array]) -> Array:
         (product,) = definition.operands[0]
-        elements, bound = self._expanded(product, positions)
-        scaled = float(product.label[1]) * elements  # type: ignore[index]
-        return np.asarray(scaled.max(axis=tuple(range(elements.ndim - bound, elements.ndim))))
+        elements, sizes = self._over_bound(product, positions)
+        whole = [*sizes, *product.extents]
+        _checked(whole)
+        found: Array = np.ones(())
+        for each in elements:
+            found = found * each
+        scaled = float(product.label[1]) * np.broadcast_to(found, whole)  # type: ignore[index]
+        return np.asarray(scaled.max(axis=tuple(range(len(sizes), len(whole)))))
 
-    def _expanded(self, product: Product, positions: list[Array]) -> tuple[Array, int]:
-        """A product at the positions, with one more axis for each bound variable."""
+    def _over_bound(self, product: Product, positions: list[Array]) -> tuple[list[Array], list[int]]:
+        """A product's factors at the positions, with one more axis for each bound variable; the sizes of the other axes."""
         bound = len(product.extents)
-        outer = np.broadcast_shapes(*(p.shape for p in positions)) if positions else ()
+        outer = list(np.broadcast_shapes(*(p.shape for p in positions)))
         grid: dict[int, Array] = {}
         for number, position in enumerate(positions):
             grid[-1 - number] = np.reshape(position, np.shape(position) + (1,) * bound)
         for number, size in enumerate(product.extents):
             grid[number] = np.arange(size).reshape([-1 if n == number else 1 for n in range(bound)])
-        shape = _checked([*outer, *product.extents])
-        return np.broadcast_to(self._product(product.factors, grid, 0), shape), bound
+        return self._elements(product.factors, grid, 0), outer
 
-    def _operator(self, atom: Atom, positions: list[Array]) -> Array:
-        """An operator on whole rows: the last positions are those of its own dims, the others say which row."""
-        definition = self._table.definitions[atom.id]
-        results: int = definition.parameters[0]  # type: ignore[assignment]
-        rows, own = positions[: len(positions) - results], positions[len(positions) - results :]
-        low = [int(p.min()) for p in rows]
-        grid = _grid({n: np.arange(a, int(p.max()) + 1) for n, (a, p) in enumerate(zip(low, rows, strict=True))})
-        operands = []
-        for products in definition.operands:
-            total: Any = 0.0
-            for product in products:
-                elements, _ = self._expanded(product, [grid[n] for n in range(len(rows))])
-                total = total + float(product.label[1]) * elements  # type: ignore[index]
-            sizes = definition.parameters[1][len(operands)]  # type: ignore[index]
-            lead = np.shape(total)[: len(rows)] or (1,) * len(rows)
-            operands.append(np.reshape(total, (*lead, *sizes)) if products else np.zeros((1,) * len(rows) + tuple(sizes)))
-        whole = np.asarray(OPERATORS[definition.name](definition.parameters[2:], *operands), dtype=float)
-        return np.asarray(whole[(*(p - a for p, a in zip(rows, low, strict=True)), *own)])
+    # ------------------------------------------------------------------ what is known from tensors alone
+    def learn(self, value: Value, lane: int, elements: Array) -> None:
+        """Take what a tensor holds for the meaning of the atom that describes it, where the atom has no other meaning."""
+        if len(value.terms) != 1 or len(value.terms[0].factors) != 1:
+            return
+        (term,) = value.terms
+        (factor,) = term.factors
+        scale = float(term.coefficient) * at_lane(term.weight, lane)
+        if factor.atom.kind in ("input", "constant", "unwritten") or factor.atom.id < len(_BUILT_IN) or self._has_meaning(factor.atom):
+            return
+        if factor.power != 1 or not scale or term.summed or not elements.size:
+            return
+        box = tuple(slice(at_lane(low, lane), at_lane(high, lane)) for low, high in term.box)
+        spans = {v: (at_lane(low, lane), at_lane(high, lane)) for v, (low, high) in term.ranges.items()}
+        order = [variable for dim in term.dims for variable in dim]
+        grid = _grid({v: np.arange(*spans[v]) for v in order})
+        positions = [_position(index, grid, lane) for index in factor.at]
+        sizes = [spans[v][1] - spans[v][0] for v in order]
+        self._note(factor.atom, [np.broadcast_to(p, sizes) for p in positions], np.reshape(elements[box] / scale, sizes))
+
+    def _note(self, atom: Atom, positions: list[Array], elements: Array) -> None:
+        low, high = _hull(positions)
+        box = self._boxes.get(atom.id)
+        if box is None or not box.holds(low, high):
+            if box is not None:
+                low, high = _join(low, high, box)
+            sizes = [b - a for a, b in zip(low, high, strict=True)]
+            _checked(sizes)
+            wider = _Box(tuple(low), np.zeros(sizes), np.zeros(sizes, dtype=bool))
+            if box is not None and box.known is not None:
+                inside = tuple(slice(c - a, e - a) for c, e, a in zip(box.corner, box.end, low, strict=True))
+                wider.elements[inside], wider.known[inside] = box.elements, box.known  # type: ignore[index]
+            box = self._boxes[atom.id] = wider
+        assert box.known is not None
+        places = box.places(positions)
+        box.elements[places] = np.where(box.known[places], box.elements[places], elements)
+        box.known[places] = True
+
+    def _learned(self, atom: Atom, positions: list[Array]) -> Array:
+        box = self._boxes.get(atom.id)
+        if box is None or box.known is None or not box.holds(*_hull(positions)):
+            raise Unlearned(self._called(atom))
+        places = box.places(positions)
+        if not box.known[places].all():
+            raise Unlearned(self._called(atom))
+        return np.asarray(box.elements[places])
+
+    def _called(self, atom: Atom) -> str:
+        definition = self._table.definitions.get(atom.id)
+        return atom.kind if definition is None else definition.name
+
+
+_BUILT_IN = range(8)
+
+
+def _contracted(factors: Sequence[Array], sizes: Sequence[int], kept: int) -> Array:
+    """The product of arrays that broadcast to the sizes, summed over all axes but the first ones."""
+    _checked(sizes[:kept])
+    with np.errstate(all="ignore"):
+        if math.prod(sizes) <= FEW_ELEMENTS:
+            product: Array = np.ones((1,) * len(sizes))
+            for factor in factors:
+                product = product * factor
+            return np.broadcast_to(product, list(sizes)).sum(axis=tuple(range(kept, len(sizes))))
+        return _einsum(factors, sizes, kept)
+
+
+def _einsum(factors: Sequence[Array], sizes: Sequence[int], kept: int) -> Array:
+    count = len(sizes)
+    idle = set(range(kept, count))
+    operands: list[Any] = []
+    for factor in factors:
+        shape = (1,) * (count - factor.ndim) + factor.shape
+        axes = [axis for axis, size in enumerate(shape) if size != 1]
+        idle -= set(axes)
+        operands += [np.reshape(factor, [shape[axis] for axis in axes]), axes]
+    present = sorted({axis for axes in operands[1::2] for axis in axes if axis < kept})
+    total = np.einsum(*operands, present, optimize=len(factors) > 2) if operands else np.ones(())
+    wide = np.reshape(total, [sizes[axis] if axis in present else 1 for axis in range(kept)])
+    return np.broadcast_to(wide * math.prod(sizes[axis] for axis in idle), list(sizes[:kept]))
+
+
+def _read(array: Array, positions: list[Array]) -> Array:
+    """Elements of a tensor. A position outside is not one of another element, as it would be for numpy."""
+    inside: Any = True
+    for position, size in zip(positions, array.shape, strict=True):
+        inside = inside & (position >= 0) & (position < size)
+    if np.all(inside):
+        return np.asarray(array[tuple(positions)], dtype=float)
+    if not array.size:
+        return np.full(np.shape(inside), OUTSIDE)
+    within = tuple(np.clip(p, 0, size - 1) for p, size in zip(positions, array.shape, strict=True))
+    return np.where(inside, np.asarray(array[within], dtype=float), OUTSIDE)
 
 
 def _position(index: Index, grid: Mapping[int, Array], lane: int) -> Array:
@@ -168,7 +308,14 @@ def _grid(axes: Mapping[int, Array]) -> dict[int, Array]:
     }
 
 
-def _checked(sizes: list[int]) -> tuple[int, ...]:
-    if np.prod(sizes, dtype=float) > 8 * MOST_ELEMENTS:
+def _hull(positions: Sequence[Array]) -> tuple[list[int], list[int]]:
+    return [int(p.min()) for p in positions], [int(p.max()) + 1 for p in positions]
+
+
+def _join(low: Sequence[int], high: Sequence[int], box: _Box) -> tuple[list[int], list[int]]:
+    return list(map(min, low, box.corner)), list(map(max, high, box.end))
+
+
+def _checked(sizes: Sequence[int]) -> None:
+    if math.prod(sizes) > 4 * MOST_ELEMENTS:
         raise TooLarge
-    return tuple(sizes)

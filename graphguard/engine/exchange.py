@@ -8,7 +8,7 @@ import numpy as np
 
 from graphguard.engine import collective
 from graphguard.engine.collective import Groups
-from graphguard.engine.definition import Definition, Product
+from graphguard.engine.definition import Product
 from graphguard.engine.function import apply
 from graphguard.engine.lane import Lanes, collapse
 from graphguard.engine.ops import Ops
@@ -116,7 +116,7 @@ def _joined_maximum(table: Table, term: Term, groups: Groups) -> Term | None:
             return None
         at.append(Index(index.terms, collapse(held[:, 0][groups.group])))
     wide = Product(product.label, product.factors, (size * groups.size,))
-    return table.settle(term.with_(factors=(Factor(_atom(table, definition, wide), tuple(at)),)))
+    return table.settle(term.with_(factors=(Factor(table.add(("max", "max", (), 1), [wide], definition.axes), tuple(at)),)))
 
 
 def _uniform(term: Term, groups: Groups) -> bool:
@@ -129,15 +129,3 @@ def _alike(index: Index, groups: Groups) -> bool:
         return True
     held = index.offset[groups.members]
     return bool((held == held[:, :1]).all())
-
-
-def _atom(table: Table, definition: Definition, product: Product) -> Any:
-    from graphguard.engine.definition import Abstract
-
-    shape = tuple(
-        (f.atom.id, f.power, tuple((-1 - i.terms[0][0], i.terms[1:]) for i in f.at)) for f in product.factors
-    )
-    key = ((product.label, shape, product.extents),)
-    return table.define("max", "max", (), 1, Abstract(key, (product,), tuple(Index(()) for _ in range(definition.axes))))
-
-

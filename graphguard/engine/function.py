@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 
-from graphguard.engine.definition import Part, Product, abstract
+from graphguard.engine.definition import Part, Product
 from graphguard.engine.grid import Box, by_cell
 from graphguard.engine.lane import varies
 from graphguard.engine.product import Layout, constant, filled
@@ -18,10 +18,10 @@ from graphguard.engine.table import Table, weighted
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
 from graphguard.engine.value import add
 
-INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "logical_not"}
+INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
-ZERO_AT_ZERO = {"relu", "abs", "gelu", "tanh", "sin", "sinh", "asinh", "atan", "erf", "sign", "floor", "ceil", "round", "trunc"}
+ZERO_AT_ZERO = {"relu", "positive", "abs", "gelu", "tanh", "sin", "sinh", "asinh", "atan", "erf", "sign", "floor", "ceil", "round", "trunc"}
 
 
 def apply(table: Table, name: str, values: Sequence[Value], parameters: tuple[Hashable, ...] = ()) -> Value:
@@ -32,6 +32,8 @@ def apply(table: Table, name: str, values: Sequence[Value], parameters: tuple[Ha
         operands = [plain(table, cell) for cell in cells]
         if name in ZERO_AT_ZERO and all(term is None for term in operands):
             return None
+        if name == "positive":
+            operands = [_rectified(table, operands[0])]
         return _function(table, name, operands, parameters, box)
 
     return by_cell(table, values, on_cell)
@@ -50,11 +52,24 @@ def _function(
         if term is not None:
             layout.lay(term.with_(factors=weighted(term)), labels)
             parts.append((number, term.coefficient))
-    found = abstract([Part(label, factors) for label, factors in zip(parts, layout.parts, strict=True)], layout.ranges)
+    products = [Part(label, factors) for label, factors in zip(parts, layout.parts, strict=True)]
     facts = {"positive": name in POSITIVE, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
-    atom = table.define("function", name, parameters, len(operands), found, **facts)
+    atom, axes = table.define("function", name, parameters, len(operands), products, layout.ranges, **facts)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-    return _settled(table, Term(ONE, (Factor(atom, found.axes),), layout.ranges, dims, box))
+    return _settled(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box))
+
+
+def _rectified(table: Table, term: Term | None) -> Term | None:
+    """For the sign of a term: a scale above 0 does not count, and relu(x) is above 0 exactly where x is."""
+    if term is None or term.coefficient < 0 or varies(term.weight):
+        return term
+    if len(term.factors) == 1 and term.factors[0].power == 1:
+        definition = table.definitions.get(term.factors[0].atom.id)
+        if definition is not None and definition.name == "relu" and definition.operands[0]:
+            (product,) = definition.operands[0]
+            inner = _instance(product, {-1 - n: index for n, index in enumerate(term.factors[0].at)})
+            return _settled(table, term.with_(coefficient=product.label[1], factors=inner))  # type: ignore[index]
+    return term.with_(coefficient=ONE)
 
 
 def _settled(table: Table, term: Term) -> Term:
@@ -106,9 +121,11 @@ def power(table: Table, value: Value, exponent: Fraction) -> Value:
         if not whole and not (simple or all(f.atom.positive for f in term.factors)):
             return _function(table, "pow", [term], (exponent,), box)
         scale = _rational_power(term.coefficient, exponent)
-        if scale is None:
-            return _function(table, "pow", [term], (exponent,), box)
         factors = tuple(f._replace(power=f.power * exponent) for f in term.factors)
+        if scale is None:
+            if term.coefficient < 0:
+                return _function(table, "pow", [term], (exponent,), box)
+            scale, factors = ONE, (*factors, Factor(table.number(term.coefficient), (), exponent))
         return _settled(table, term.with_(coefficient=scale, factors=factors))
 
     return by_cell(table, [value], on_cell)
@@ -173,9 +190,8 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
             inner = _instance(definition.operands[0][0], axes)
             if scale == 1 or all(f.atom.positive for f in inner):
                 return [f._replace(power=f.power * scale) for f in inner]
-    found = abstract([Part((0, ONE), factors)], {})
-    atom = table.define("function", "exp", (), 1, found, positive=True)
-    return [Factor(atom, found.axes, scale)]
+    atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=True)
+    return [Factor(atom, positions, scale)]
 
 
 def _instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
@@ -206,6 +222,5 @@ def _log_terms(table: Table, term: Term, factor: Factor) -> tuple[Term, ...]:
         (product,) = definition.operands[0]
         factors = _instance(product, {-1 - n: index for n, index in enumerate(factor.at)})
         return (_settled(table, term.with_(coefficient=factor.power, factors=factors)),)
-    found = abstract([Part((0, ONE), (factor._replace(power=ONE),))], {})
-    atom = table.define("function", "log", (), 1, found)
-    return (_settled(table, term.with_(coefficient=factor.power, factors=(Factor(atom, found.axes),))),)
+    part = Part((0, ONE), (factor._replace(power=ONE),))
+    return (_settled(table, term.with_(coefficient=factor.power, factors=(Factor(*table.define("function", "log", (), 1, [part], {})),))),)

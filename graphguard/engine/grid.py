@@ -19,6 +19,8 @@ Work = Callable[[list[list[Term]], Box], Term | None]
 def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
     """A tensor made cell by cell from what each operand has there. All operands have the same shape."""
     shape = values[0].shape
+    if any(equal(size, 0) for size in shape):
+        return Value(shape, ())
     if all(_covers(term.box, shape) for value in values for term in value.terms):
         term = work([list(value.terms) for value in values], tuple((0, size) for size in shape))
         return Value(shape, () if term is None else (term,))

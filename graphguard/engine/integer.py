@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from graphguard.engine.definition import Part, abstract
+from graphguard.engine.definition import Part
 from graphguard.engine.function import apply
 from graphguard.engine.lane import Lane, collapse, equal, larger, smaller, varies
 from graphguard.engine.product import Layout, constant, filled, multiply
@@ -53,6 +53,10 @@ def compare(table: Table, name: str, a: Value, b: Value, *, whole: bool) -> Valu
         exact = _sign_test(table, "eq" if name == "eq" else "lt", distance)
         if exact is not None:
             return exact
+    if name == "lt" and not a.terms:
+        return apply(table, "positive", [b])
+    if name == "lt" and not b.terms:
+        return apply(table, "positive", [scale(a, -ONE)])
     return apply(table, name, [a, b])
 
 
@@ -120,11 +124,10 @@ def _affine(table: Table, value: Value) -> Affine | None:
 
 def delta_of(table: Table, subject: tuple[Factor, ...]):  # type: ignore[no-untyped-def]
     """The atom [subject = v] and the positions of the subject; v is its last position."""
-    found = abstract([Part((0, ONE), subject)], {})
-    atom = table.define("delta", "eq", (), 1, found, indicator=True)
+    atom, axes = table.define("delta", "eq", (), 1, [Part((0, ONE), subject)], {}, indicator=True)
     if len(subject) == 1 and subject[0].atom.id in table.bounds and subject[0].power == 1:
         table.subjects[atom.id] = table.bounds[subject[0].atom.id]
-    return atom, found.axes
+    return atom, axes
 
 
 def normalised(table: Table, value: Value) -> Value:

@@ -1,7 +1,8 @@
 """Terms that are parts of one: equal ones add up, neighbouring ranges and boxes join, and lanes that hold the like share a term.
 
-Two terms join only if they agree in all but one place, and there abut in every lane: a summed range beside a summed range, or a
-piece of the tensor beside the piece that continues it.
+Two terms are compared with all of their variables starting at 0, so that they differ in the distances of their positions alone.
+They join if they agree in all but one place, and there one continues the other in every lane: a sum beside a sum, a piece of the
+tensor beside the next piece, or two that lie at some distance and become a sum over, or a dim of, two.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from graphguard.engine.lane import Lane, collapse, equal, everywhere, varies
 from graphguard.engine.table import Table
-from graphguard.engine.term import Factor, Index, Range, Term, Undescribed, Variable, extent, mentioned, stride_order
+from graphguard.engine.term import Factor, Index, Range, Term, Undescribed, Variable, extent, stride_order, substitute
 
 Names = dict[Variable, Variable]
 MOST_TERMS = 96
@@ -105,12 +106,61 @@ def _match(a: Term, factors: tuple[Factor, ...], b: Term, offsets: bool) -> Name
 def _joined(table: Table, a: Term, b: Term) -> Term | None:
     if (varies(a.weight) or varies(b.weight)) and everywhere((np.asarray(a.weight) * b.weight) == 0):
         return next((_laned(a, b, names) for names in matches(a, b, offsets=False)), None)
-    for x, y in _promotions(table, a, b):
-        for names in matches(x, y):
-            joined = _join(x, y, names) or _join(y, x, {w: v for v, w in names.items()})
+    boxes = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not _same(x, y)]
+    if len(boxes) > 1 or (boxes and a.coefficient != b.coefficient):
+        return None
+    dim = boxes[0] if boxes else None
+    if dim is not None and not equal(a.box[dim][1], b.box[dim][0]):
+        a, b = b, a
+        if not equal(a.box[dim][1], b.box[dim][0]):
+            return None
+    a, b = grounded(a), grounded(b)
+    for x, y in _alike(table, a, b, dim):
+        for names in matches(x, y, offsets=False):
+            joined = _join(table, x, y, names, dim)
             if joined is not None:
                 return joined
     return None
+
+
+def grounded(term: Term) -> Term:
+    """The term with every variable starting at 0."""
+    starts = {v: Index(((v, 1),), low) for v, (low, _) in term.ranges.items() if type(low) is not int or low != 0}
+    if not starts:
+        return term
+    ranges = {v: (0, extent(span)) for v, span in term.ranges.items()}
+    return term.with_(factors=substitute(term.factors, starts), ranges=ranges)
+
+
+def _alike(table: Table, a: Term, b: Term, dim: int | None) -> Iterator[tuple[Term, Term]]:
+    """The terms; or, if one has a variable more, which is summed or leads the dim, with the other as one element of it."""
+    if len(a.ranges) == len(b.ranges):
+        yield a, b
+    elif len(a.ranges) == len(b.ranges) + 1:
+        yield from ((a, each) for each in _as_one_of(table, a, b, dim))
+    elif len(b.ranges) == len(a.ranges) + 1:
+        yield from ((each, b) for each in _as_one_of(table, b, a, dim))
+
+
+def _as_one_of(table: Table, more: Term, less: Term, dim: int | None) -> Iterator[Term]:
+    candidates = more.summed if dim is None else list(more.dims[dim][:1])
+    for variable in candidates:
+        strides = [[dict(index.terms).get(variable, 0) for index in factor.at] for factor in more.factors]
+        yield _with_variable(table, less, strides, 1, dim)
+
+
+def _with_variable(table: Table, term: Term, strides: list[list[int]], count: int, dim: int | None) -> Term:
+    """The term with one more variable of these strides: summed, or leading a dim."""
+    variable = next(table.names)
+    factors = []
+    for factor, steps in zip(term.factors, strides, strict=True):
+        at = []
+        for index, step in zip(factor.at, steps, strict=True):
+            terms = tuple(sorted([*index.terms, (variable, step)], key=stride_order)) if step else index.terms
+            at.append(Index(terms, index.offset))
+        factors.append(factor._replace(at=tuple(at)))
+    dims = term.dims if dim is None else (*term.dims[:dim], (variable, *term.dims[dim]), *term.dims[dim + 1 :])
+    return term.with_(factors=tuple(factors), ranges={**term.ranges, variable: (0, count)}, dims=dims)
 
 
 def _laned(a: Term, b: Term, names: Names) -> Term:
@@ -144,120 +194,102 @@ def _total(a: Term, b: Term) -> tuple[Fraction, Lane]:
     return (Fraction(0), 1) if equal(weight, 0) else (common, collapse(weight))
 
 
-def _join(one: Term, other: Term, names: Names) -> Term | None:
-    """One term for both, where `other` continues `one`, or takes a part of it away."""
-    ranges = [v for v, w in names.items() if not _same(one.ranges[v], other.ranges[w])]
-    boxes = [d for d, (x, y) in enumerate(zip(one.box, other.box, strict=True)) if not _same(x, y)]
-    if not ranges and not boxes:
-        coefficient, weight = _total(one, other)
-        return one.with_(coefficient=coefficient, weight=weight)
-    if not equal(one.weight, other.weight) or len(boxes) > 1 or len(ranges) > 1:
+def _join(table: Table, a: Term, b: Term, names: Names, dim: int | None) -> Term | None:
+    """One term for both, where `b` lies at some distance from `a`; along a dim it comes after it."""
+    distances = _distances(a, b)
+    sizes = [v for v, w in names.items() if not equal(a.ranges[v][1], b.ranges[w][1])]
+    still = all(equal(each, 0) for row in distances for each in row)
+    if dim is None and still and not sizes:
+        coefficient, weight = _total(a, b)
+        return a.with_(coefficient=coefficient, weight=weight)
+    if len(sizes) > 1 or not equal(a.weight, b.weight):
         return None
-    if not boxes:
-        variable = ranges[0]
-        mine, its = one.ranges[variable], other.ranges[names[variable]]
-        span = None
-        if variable not in one.visible:
-            if one.coefficient == other.coefficient:
-                span = _abutting(mine, its)
-            elif one.coefficient == -other.coefficient:
-                span = _without(mine, its)
-        return None if span is None else one.with_(ranges={**one.ranges, variable: span})
-    return _side_by_side(one, other, names, set(ranges), boxes[0]) if one.coefficient == other.coefficient else None
+    if a.coefficient == b.coefficient:
+        return _continued(a, b, names, distances, sizes, dim) or (_paired(table, a, distances, dim, b) if not sizes else None)
+    if a.coefficient == -b.coefficient and len(sizes) == 1 and dim is None:
+        return _reduced(a, b, names, distances, sizes[0])
+    return None
 
 
-def _side_by_side(one: Term, other: Term, names: Names, different: set[Variable], dim: int) -> Term | None:
-    """Two pieces of a tensor along a dim, as one: its outermost variable goes on, or nothing mentions it."""
-    box = _abutting(one.box[dim], other.box[dim])
-    if box is None or not one.dims[dim]:
-        return None
-    variable = one.dims[dim][0]
-    span: Range | None
-    if variable in mentioned(one.factors):
-        span = _abutting(one.ranges[variable], other.ranges[names[variable]])
-    else:
-        span = 0, collapse(extent(one.ranges[variable]) + extent(other.ranges[names[variable]]))
-    if span is None or different - {variable}:
-        return None
-    return one.with_(ranges={**one.ranges, variable: span}, box=(*one.box[:dim], box, *one.box[dim + 1 :]))
+def _distances(a: Term, b: Term) -> list[list[Lane]]:
+    return [
+        [collapse(j.offset - i.offset) for i, j in zip(x.at, y.at, strict=True)] for x, y in zip(a.factors, b.factors, strict=True)
+    ]
 
 
-def _promotions(table: Table, a: Term, b: Term) -> Iterator[tuple[Term, Term]]:
-    """The terms; or, where single elements lie beside each other or beside more of their kind, with these as a dim of one."""
-    different = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not _same(x, y)]
-    if len(different) != 1 or (a.dims[different[0]] and b.dims[different[0]]):
-        yield a, b
-        return
-    (dim,) = different
-    if a.dims[dim]:
-        yield from _promoted(table, a, b, dim)
-    elif b.dims[dim]:
-        yield from ((y, x) for x, y in _promoted(table, b, a, dim))
-    elif not equal(a.box[dim][0], b.box[dim][0]):
-        first, second = (a, b) if everywhere(a.box[dim][0] < b.box[dim][0]) else (b, a)
-        strides = _distances(first, second)
-        if strides is not None:
-            yield _as_dim(table, first, dim, strides, 0), _as_dim(table, second, dim, strides, 1)
+def _moves_by(term: Term, distances: list[list[Lane]], variable: Variable, count: Lane) -> bool:
+    """Whether all positions move as they would if a variable went on by a number of elements."""
+    return all(
+        equal(distance, dict(index.terms).get(variable, 0) * count)
+        for factor, row in zip(term.factors, distances, strict=True)
+        for index, distance in zip(factor.at, row, strict=True)
+    )
 
 
-def _promoted(table: Table, a: Term, b: Term, dim: int) -> Iterator[tuple[Term, Term]]:
-    """`b` holds one element along a dim where `a` holds several."""
-    (variable, *rest) = a.dims[dim]
-    if rest:
-        return
-    strides = [[dict(index.terms).get(variable, 0) for index in factor.at] for factor in a.factors]
-    low: Lane | None = None
-    for x, y, steps in zip(a.factors, b.factors, strides, strict=True):
-        for i, j, step in zip(x.at, y.at, steps, strict=True):
-            if step and low is None:
-                distance = j.offset - i.offset
-                if not everywhere(distance % step == 0):
-                    return
-                low = collapse(distance // step)
-    yield a, _as_dim(table, b, dim, strides, low or 0)
+def _continued(a: Term, b: Term, names: Names, distances: list[list[Lane]], sizes: list[Variable], dim: int | None) -> Term | None:
+    """`b` goes on where a variable of `a` ends, or the reverse for a sum."""
+    candidates = (sizes or a.summed) if dim is None else list(a.dims[dim][:1])
+    for variable in candidates:
+        if (dim is None and variable in a.visible) or (sizes and sizes != [variable]):
+            continue
+        mine, its = a.ranges[variable][1], b.ranges[names[variable]][1]
+        both = (0, collapse(mine + its))
+        if _moves_by(a, distances, variable, mine):
+            return _grown(a, b, variable, both, dim)
+        if dim is None and _moves_by(a, distances, variable, collapse(-its)):
+            return _grown(b, a, names[variable], both, dim)
+    return None
 
 
-def _distances(a: Term, b: Term) -> list[list[int]] | None:
-    strides = []
-    for x, y in zip(a.factors, b.factors, strict=True):
-        row = []
-        for i, j in zip(x.at, y.at, strict=True):
-            distance = collapse(j.offset - i.offset)
+def _grown(a: Term, b: Term, variable: Variable, span: Range, dim: int | None) -> Term:
+    box = a.box if dim is None else (*a.box[:dim], (a.box[dim][0], b.box[dim][1]), *a.box[dim + 1 :])
+    return a.with_(ranges={**a.ranges, variable: span}, box=box)
+
+
+def _paired(table: Table, a: Term, distances: list[list[Lane]], dim: int | None, b: Term) -> Term | None:
+    """Two terms at a distance, as a sum over two or a dim of two."""
+    steps: list[list[int]] = []
+    for row in distances:
+        steps.append([])
+        for distance in row:
             if not isinstance(distance, int):
                 return None
-            row.append(distance)
-        strides.append(row)
-    return strides
+            steps[-1].append(distance)
+    if dim is None:
+        if a.summed and not _regular(a, steps):
+            return None
+        return _with_variable(table, a, steps, 2, None)
+    if not equal(extent(a.box[dim]), extent(b.box[dim])):
+        return None
+    pair = _with_variable(table, a, steps, 2, dim)
+    return pair.with_(box=(*a.box[:dim], (a.box[dim][0], b.box[dim][1]), *a.box[dim + 1 :]))
 
 
-def _as_dim(table: Table, term: Term, dim: int, strides: list[list[int]], position: Lane) -> Term:
-    """A dim of one element as a variable with these strides, at a position."""
-    variable = next(table.names)
-    factors = []
-    for factor, steps in zip(term.factors, strides, strict=True):
-        at = []
-        for index, step in zip(factor.at, steps, strict=True):
-            if step:
-                terms = sorted([*index.terms, (variable, step)], key=stride_order)
-                index = Index(tuple(terms), collapse(index.offset - step * position))
-            at.append(index)
-        factors.append(factor._replace(at=tuple(at)))
-    ranges = {**term.ranges, variable: (position, collapse(position + 1))}
-    return term.with_(factors=tuple(factors), ranges=ranges, dims=(*term.dims[:dim], (variable,), *term.dims[dim + 1 :]))
+def _regular(a: Term, steps: list[list[int]]) -> bool:
+    """Whether the pair is likely to be part of a longer row: a step at least as long as every sum that moves."""
+    for factor, row in zip(a.factors, steps, strict=True):
+        for index, step in zip(factor.at, row, strict=True):
+            for variable, stride in index.terms:
+                if step and variable not in a.visible and abs(step) < abs(stride) * int(a.ranges[variable][1]):  # type: ignore[arg-type]
+                    return False
+    return True
+
+
+def _reduced(a: Term, b: Term, names: Names, distances: list[list[Lane]], variable: Variable) -> Term | None:
+    """`b` takes an end of a sum of `a` away, or the reverse."""
+    if variable in a.visible:
+        return None
+    mine, its = a.ranges[variable][1], b.ranges[names[variable]][1]
+    if everywhere(its > mine):
+        return _reduced(b, a, {w: v for v, w in names.items()}, [[-d for d in row] for row in distances], names[variable])
+    if not everywhere(mine >= its):
+        return None
+    if _moves_by(a, distances, variable, 0):
+        return a.with_(ranges={**a.ranges, variable: (its, mine)})
+    if _moves_by(a, distances, variable, collapse(mine - its)):
+        return a.with_(ranges={**a.ranges, variable: (0, collapse(mine - its))})
+    return None
 
 
 def _same(a: Range, b: Range) -> bool:
     return equal(a[0], b[0]) and equal(a[1], b[1])
-
-
-def _abutting(first: Range, second: Range) -> Range | None:
-    return (first[0], second[1]) if equal(first[1], second[0]) else None
-
-
-def _without(whole: Range, part: Range) -> Range | None:
-    """What is left of a range when one end of it is taken away."""
-    if equal(whole[0], part[0]) and everywhere(whole[1] >= part[1]):
-        return part[1], whole[1]
-    if equal(whole[1], part[1]) and everywhere(whole[0] <= part[0]):
-        return whole[0], part[0]
-    return None

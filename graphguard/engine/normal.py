@@ -204,7 +204,7 @@ class _Work:
     # ------------------------------------------------------------------ factors
     def _collect(self) -> None:
         """Equal atoms at equal positions as one power. Opposite powers of what may be zero stay apart."""
-        if len(self.factors) < 2 and not (self.factors and self.factors[0].atom.indicator):
+        if len(self.factors) == 1 and not self.factors[0].atom.indicator and self.factors[0].atom.number is None:
             return
         powers: dict[object, Factor] = {}
         for factor in self.factors:
@@ -214,7 +214,12 @@ class _Work:
             if factor.atom.indicator and power > 0:
                 power = ONE
             powers[place] = factor._replace(power=power)
-        self.factors = [factor for factor in powers.values() if factor.power]
+        self.factors = []
+        for factor in powers.values():
+            if factor.atom.number is not None and factor.power.denominator == 1:
+                self.coefficient *= factor.atom.number ** int(factor.power)
+            elif factor.power:
+                self.factors.append(factor)
 
     def _rewrite_special(self) -> bool:
         """One step with an impulse, a step or two deltas; False if there is none left to take."""

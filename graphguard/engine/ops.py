@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from fractions import Fraction
 
 from graphguard.engine import function, integer
-from graphguard.engine.definition import Part, abstract
+from graphguard.engine.definition import Part
 from graphguard.engine.grid import by_cell
 from graphguard.engine.lane import Lane, collapse, equal
 from graphguard.engine.product import Layout, constant, multiply
@@ -148,12 +148,12 @@ class Ops:
             if term is None:
                 raise Undescribed("the largest of zeros")
             bound = tuple(v for dim in sorted(gone) for v in term.dims[dim])
-            found = abstract([Part((0, term.coefficient), weighted(term), bound)], term.ranges)
-            atom = self.table.define("max", "max", (), 1, found)
+            part = Part((0, term.coefficient), weighted(term), bound)
+            atom, axes = self.table.define("max", "max", (), 1, [part], term.ranges)
             ranges = {v: span for v, span in term.ranges.items() if v not in bound}
             dims = tuple(() if dim in gone else group for dim, group in enumerate(term.dims))
             boxes = tuple((0, 1) if dim in gone else span for dim, span in enumerate(box))
-            settled = self.table.settle(Term(ONE, (Factor(atom, found.axes),), ranges, dims, boxes))
+            settled = self.table.settle(Term(ONE, (Factor(atom, axes),), ranges, dims, boxes))
             assert settled is not None
             return settled
 
@@ -253,15 +253,14 @@ class Ops:
         for (number, coefficient, _), factors, bound in zip(parts, layout.parts, bounds, strict=True):
             order = Factor(DIMS, tuple(Index(((v, 1),), collapse(-layout.ranges[v][0])) for v in bound))
             named.append(Part((number, coefficient), (order, *factors), bound))
-        found = abstract(named, layout.ranges)
         sizes = tuple(tuple(self.size(value, d) for d in range(parallel, len(value.shape))) for value in operands)
-        atom = self.table.define("op", name, (len(shape), sizes, *parameters), len(operands), found)
+        atom, axes = self.table.define("op", name, (len(shape), sizes, *parameters), len(operands), named, layout.ranges)
         variables = [next(self.table.names) for _ in shape]
         ranges: dict[int, Range] = {v: span for v, span in layout.ranges.items() if not any(v in bound for bound in bounds)}
         ranges |= {v: (0, size) for v, size in zip(variables, shape, strict=True)}
         dims = (*(tuple(layout.groups.get(label, ())) for label in lead), *((v,) for v in variables))
         box: tuple[Range, ...] = (*((0, size) for size in box_of.shape[:parallel]), *((0, size) for size in shape))
-        at = (*found.axes, *(Index(((v, 1),)) for v in variables))
+        at = (*axes, *(Index(((v, 1),)) for v in variables))
         settled = self.table.settle(Term(ONE, (Factor(atom, at),), ranges, dims, box))
         assert settled is not None
         return Value((*box_of.shape[:parallel], *shape), (settled,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from graphguard.engine.definition import Part, Product, abstract
+from graphguard.engine.definition import Part, Product
 from graphguard.engine.grid import by_cell
 from graphguard.engine.lane import equal
 from graphguard.engine.merge import same_term
@@ -50,14 +50,13 @@ def _sum(table: Table, terms: Sequence[Term]) -> Term:
     layout = Layout(table)
     for term in terms:
         layout.lay(term.with_(factors=weighted(term)), labels)
-    lead = min(range(len(terms)), key=lambda n: ([(f.atom.id, f.power) for f in terms[n].factors], terms[n].coefficient))
+    lead = max(range(len(terms)), key=lambda n: ([(f.atom.id, f.power) for f in terms[n].factors], terms[n].coefficient))
     scale = terms[lead].coefficient
     parts = [Part((0, t.coefficient / scale), factors) for t, factors in zip(terms, layout.parts, strict=True)]
-    found = abstract(parts, layout.ranges)
-    atom = table.define("lin", "sum", (), 1, found, **_signs(parts))
+    atom, axes = table.define("lin", "sum", (), 1, parts, layout.ranges, **_signs(parts))
     _register(table, atom)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-    settled = table.settle(Term(scale, (Factor(atom, found.axes),), layout.ranges, dims, terms[0].box))
+    settled = table.settle(Term(scale, (Factor(atom, axes),), layout.ranges, dims, terms[0].box))
     assert settled is not None
     return settled
 
@@ -69,15 +68,17 @@ def _signs(parts: Sequence[Part]) -> dict[str, bool]:
 
 
 def _register(table: Table, atom: Atom) -> None:
-    """Note the sum under the youngest atom of a member that has all of its axes."""
-    definition = table.definitions[atom.id]
-    for product in definition.operands[0]:
-        used = {v for factor in product.factors for v in factor.variables()}
-        if len(used) == definition.axes and product.factors:
-            known = table.sums.setdefault(max(f.atom.id for f in product.factors), [])
-            if atom not in known:
-                known.append(atom)
-            return
+    """Note the sum under the youngest atom of its lead."""
+    lead = _lead(table.definitions[atom.id].operands[0])
+    if lead.factors:
+        known = table.sums.setdefault(max(f.atom.id for f in lead.factors), [])
+        if atom not in known:
+            known.append(atom)
+
+
+def _lead(members: Sequence[Product]) -> Product:
+    """The member that has most of the axes: positions that it does not have must be plain numbers."""
+    return max(members, key=lambda p: len({v for f in p.factors for v in f.variables()}))
 
 
 def _fold_once(table: Table, terms: list[Term]) -> list[Term] | None:
@@ -96,8 +97,8 @@ def _fold_into(table: Table, atom: Atom, term: Term, rest: list[Term]) -> list[T
     members = definition.operands[0]
     if len(members) > len(rest) + 1:
         return None
-    lead = next(p for p in members if len({v for f in p.factors for v in f.variables()}) == definition.axes and p.factors)
-    unified = _unify(lead, term)
+    lead = _lead(members)
+    unified = _unify(lead, term, {})
     if unified is None:
         return None
     axes, others = unified
@@ -105,6 +106,8 @@ def _fold_into(table: Table, atom: Atom, term: Term, rest: list[Term]) -> list[T
     for member in members:
         if member is lead:
             continue
+        if not _complete(member, rest, axes):
+            return None
         factors = tuple(f._replace(at=tuple(substituted(i, axes) for i in f.at)) for f in member.factors)
         wanted = table.settle(term.with_(coefficient=scale * _coefficient(member), factors=(*factors, *others)))
         place = None if wanted is None else next((n for n, t in enumerate(rest) if same_term(t, wanted)), None)
@@ -120,9 +123,21 @@ def _coefficient(product: Product) -> Fraction:
     return product.label[1]  # type: ignore[index, no-any-return]
 
 
-def _unify(product: Product, term: Term) -> tuple[dict[int, Index], list[Factor]] | None:
+def _complete(member: Product, rest: Sequence[Term], axes: dict[int, Index]) -> bool:
+    """Find the axes that only this member has, which must be plain numbers."""
+    missing = {v for f in member.factors for v in f.variables()} - axes.keys()
+    if not missing:
+        return True
+    for term in rest:
+        numbers = _unify(member, term, {})
+        if numbers is not None and not any(numbers[0][axis].terms for axis in missing):
+            axes.update({axis: numbers[0][axis] for axis in missing})
+            return True
+    return False
+
+
+def _unify(product: Product, term: Term, axes: dict[int, Index]) -> tuple[dict[int, Index], list[Factor]] | None:
     """The positions at which the term has the product's factors, and its other factors."""
-    axes: dict[int, Index] = {}
     left = list(term.factors)
     for wanted in product.factors:
         for place, factor in enumerate(left):

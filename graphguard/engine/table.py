@@ -9,19 +9,23 @@ product is the filed one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from fractions import Fraction
 
-from graphguard.engine.definition import Abstract, Definition, Part, abstract
+from graphguard.engine.definition import Abstract, Definition, Part, Product, abstract, fitting, skeleton_of
 from graphguard.engine.lane import equal, varies
 from graphguard.engine.normal import normal
-from graphguard.engine.term import FIRST_ID, IDX, ONE, Atom, Factor, Index, Range, Term, Undescribed, Variable, mentioned
+from graphguard.engine.term import FIRST_ID, IDX, ONE, Atom, Factor, Index, Range, Term, Undescribed, Variable, extent, mentioned
 
 MOST_FACTORS = 24
+What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
 
 
 class Table:
     def __init__(self) -> None:
         self._atoms: dict[tuple[str, Hashable], Atom] = {}
+        self._defined: dict[Hashable, dict[tuple[int, ...], Atom]] = {}  # by skeleton, then by pattern
+        self._ids = itertools.count(FIRST_ID)
         self.definitions: dict[int, Definition] = {}
         self.subjects: dict[int, tuple[int, int]] = {}  # the range of what a delta compares, by the delta's atom
         self.bounds: dict[int, tuple[int, int]] = {}  # the declared range of an integer atom
@@ -35,8 +39,11 @@ class Table:
         """The one atom of this kind and key."""
         known = self._atoms.get((kind, key))
         if known is None:
-            known = self._atoms[kind, key] = Atom(FIRST_ID + len(self._atoms), kind, **facts)
+            known = self._atoms[kind, key] = self._new(kind, **facts)
         return known
+
+    def _new(self, kind: str, **facts: bool) -> Atom:
+        return Atom(next(self._ids), kind, **facts)
 
     def atoms(self) -> Iterable[tuple[tuple[str, Hashable], Atom]]:
         return self._atoms.items()
@@ -47,14 +54,56 @@ class Table:
         name: str,
         parameters: tuple[Hashable, ...],
         operands: int,
-        found: Abstract,
+        parts: Sequence[Part],
+        ranges: Mapping[Variable, Range],
         **facts: bool,
-    ) -> Atom:
-        """The atom of a definition. The label of each product says which operand it belongs to: (operand, coefficient)."""
-        atom = self.atom(kind, (name, parameters, operands, found.key), **facts)
-        if atom.id not in self.definitions:
-            grouped = tuple(tuple(p for p in found.products if p.label[0] == number) for number in range(operands))  # type: ignore[index]
-            self.definitions[atom.id] = Definition(name, parameters, grouped, len(found.axes))
+    ) -> tuple[Atom, tuple[Index, ...]]:
+        """The atom of a definition, and the positions at which it is read. The label of each part begins with its operand and its
+        coefficient."""
+        orders = abstract(parts, ranges)
+        known = self._known((kind, name, parameters, operands), orders)
+        if known is not None:
+            return known
+        found = orders[0]
+        return self.add((kind, name, parameters, operands), found.products, len(found.axes), **facts), found.axes
+
+    def find(
+        self, kind: str, name: str, parts: Sequence[Part], ranges: Mapping[Variable, Range]
+    ) -> tuple[Atom, tuple[Index, ...]] | None:
+        """The atom of one operand's definition, if there is one."""
+        return self._known((kind, name, (), 1), abstract(parts, ranges))
+
+    def add(self, what: What, products: Sequence[Product], axes: int, **facts: bool) -> Atom:
+        """The atom of products that are numbered already."""
+        kind, name, parameters, operands = what
+        skeleton, pattern = skeleton_of(products)
+        atoms = self._defined.setdefault((*what, skeleton), {})
+        if pattern not in atoms:
+            atom = atoms[pattern] = self._new(kind, **facts)
+            grouped = tuple(tuple(p for p in products if p.label[0] == number) for number in range(operands))  # type: ignore[index]
+            self.definitions[atom.id] = Definition(name, parameters, grouped, axes)
+        return atoms[pattern]
+
+    def _known(self, what: What, orders: Sequence[Abstract]) -> tuple[Atom, tuple[Index, ...]] | None:
+        loose: list[tuple[Abstract, Mapping[tuple[int, ...], Atom]]] = []
+        for found in orders:
+            atoms = self._defined.get((*what, found.skeleton))
+            if atoms:
+                exact = atoms.get(found.pattern)
+                if exact is not None:
+                    return exact, found.axes
+                loose.append((found, atoms))
+        for found, atoms in loose:
+            for pattern, atom in atoms.items():
+                axes = fitting(pattern, found)
+                if axes is not None:
+                    return atom, axes
+        return None
+
+    def number(self, number: Fraction) -> Atom:
+        """A positive number as an atom: its powers need not be rational."""
+        atom = self.atom("number", number, positive=True)
+        atom.number = number
         return atom
 
     def declare(self, atom: Atom, low: int, high: int) -> None:
@@ -75,11 +124,11 @@ class Table:
 
     def filed(self, term: Term) -> Term:
         """The term without sums: an atom for each."""
-        while pending := [v for v in term.summed if not varies(term.ranges[v][1] - term.ranges[v][0])]:
+        while pending := [v for v in term.summed if not varies(extent(term.ranges[v]))]:
             inside, bound = _connected(term, pending[0], set(pending))
-            found = abstract([Part((0, ONE), inside, bound)], term.ranges)
-            atom = self.define("sum", "sum", (), 1, found, **signs(inside))
-            term = self._replaced(term, inside, bound, atom, found.axes)
+            part = Part((0, ONE), inside, bound)
+            atom, axes = self.define("sum", "sum", (), 1, [part], term.ranges, **signs(inside))
+            term = self._replaced(term, inside, bound, atom, axes)
         return term
 
     def _fold(self, term: Term) -> Term:
@@ -95,7 +144,7 @@ class Table:
         return term
 
     def _folded_once(self, term: Term, summed: Sequence[Variable]) -> Term | None:
-        even = {v for v in summed if not varies(term.ranges[v][1] - term.ranges[v][0])}
+        even = {v for v in summed if not varies(extent(term.ranges[v]))}
         for variable in sorted(even):
             inside = tuple(f for f in term.factors if variable in f.variables())
             whole = self._whole_part(term, inside, variable)
@@ -104,10 +153,9 @@ class Table:
             outside = mentioned(f for f in term.factors if variable not in f.variables())
             closed = tuple(sorted(v for v in mentioned(inside) if v in even and v not in outside))
             for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
-                found = abstract([Part((0, ONE), inside, bound)], term.ranges)
-                atom = self._atoms.get(("sum", ("sum", (), 1, found.key)))
-                if atom is not None:
-                    return self._replaced(term, inside, bound, atom, found.axes)
+                found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], term.ranges)
+                if found is not None:
+                    return self._replaced(term, inside, bound, *found)
         return None
 
     def _whole_part(self, term: Term, inside: tuple[Factor, ...], variable: Variable) -> Term | None:

@@ -1,19 +1,25 @@
 """The table of lemmas. A row says what an operator computes, in operations that the engine describes exactly.
 
-In-place, `out=` and `_foreach_` variants need no rows: they are derived from the plain operator.
+In-place, `out=` and `_foreach_` variants need no rows: they are derived from the plain operator. A complex tensor is described
+with one more dim of two, the real and the imaginary part; only rows that say so may see one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
+from graphguard.engine.lane import Lane, varies
 from graphguard.engine.ops import Ops
 from graphguard.engine.table import Table
 from graphguard.engine.term import Undescribed, Value
-from graphguard.ir import Node
+from graphguard.ir import Node, values_in
 from graphguard.ir import Value as Tensor
 
 Describe = Callable[..., Any]
@@ -26,12 +32,21 @@ class Row:
     definition: str  # one line for people
     conditions: str  # what has to hold, else the operator is opaque
     describe: Describe
+    complex: bool = False  # whether it may be asked about complex tensors
 
 
 _ROWS: dict[str, Row] = {}
+# `out=` overloads whose names do not lead to the plain ones.
+_OUT = {
+    "aten.mean.out": "aten.mean.dim", "aten.sum.IntList_out": "aten.sum.dim_IntList", "aten.prod.int_out": "aten.prod.dim_int",
+    "aten.max.out": "aten.maximum.default", "aten.min.out": "aten.minimum.default", "aten.any.out": "aten.any.dim",
+    "aten.all.out": "aten.all.dim", "aten.div.out_mode": "aten.div.Tensor_mode", "aten.arange.start_out": "aten.arange.start_step",
+    "aten.topk.values": "aten.topk.default", "aten.sort.values": "aten.sort.default", "aten.max.dim_max": "aten.max.dim",
+    "aten.min.dim_min": "aten.min.dim", "aten.norm.out": "aten.norm.ScalarOpt_dim",
+}  # fmt: skip
 
 
-def row(*operators: str, means: str, needs: str = "") -> Callable[[Describe], Describe]:
+def row(*operators: str, means: str, needs: str = "", complex: bool = False) -> Callable[[Describe], Describe]:
     """Register what operators mean. The function gets a Call and the operator's arguments, tensors as descriptions."""
 
     def register(describe: Describe) -> Describe:
@@ -39,7 +54,7 @@ def row(*operators: str, means: str, needs: str = "") -> Callable[[Describe], De
             if operator in _ROWS:
                 raise ValueError(f"{operator} has two rows")
             kind = describe.__module__.rsplit(".", 1)[-1]
-            _ROWS[operator] = Row(operator, kind, means, needs, describe)
+            _ROWS[operator] = Row(operator, kind, means, needs, describe, complex)
         return describe
 
     return register
@@ -48,13 +63,19 @@ def row(*operators: str, means: str, needs: str = "") -> Callable[[Describe], De
 @cache
 def _load() -> None:
     from graphguard.lemmas import (  # noqa: F401 - importing a family registers its rows
+        activation,
+        arithmetic,
         attention,
         contraction,
         creation,
+        imaginary,
         index,
         loss,
+        mask,
         norm,
-        pointwise,
+        optimizer,
+        order,
+        random,
         reduction,
         view,
     )
@@ -75,69 +96,168 @@ class Call(Ops):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.node.outputs[0].shape
+        return described_shape(self.node.outputs[0])
+
+    @property
+    def result_dtype(self) -> str:
+        return self.node.outputs[0].dtype
 
     def dtype(self, position: int) -> str:
         """The dtype of a tensor argument; of a number, the dtype that it has in torch."""
+        if position >= len(self.node.args):
+            raise Undescribed(f"arguments by keyword, in {self.node.op}")
         arg = self.node.args[position]
         return arg.dtype if isinstance(arg, Tensor) else type(arg).__name__
 
+    def rank(self, position: int = 0) -> int:
+        """How many dims torch sees."""
+        arg = self.node.args[position]
+        return len(arg.shape) if isinstance(arg, Tensor) else 0
+
     def is_whole(self, position: int) -> bool:
         """Whether an argument holds whole numbers."""
-        return self.dtype(position).startswith(("int", "uint", "bool"))
+        return is_whole(self.dtype(position))
+
+    def is_complex(self, position: int = 0) -> bool:
+        return self.dtype(position).startswith("complex")
 
     def value(self, operand: Any) -> Value:
         """A tensor argument, or a number as a tensor."""
         return operand if isinstance(operand, Value) else self.full((), operand)
 
+    def full(self, shape: Sequence[Lane], number: Any) -> Value:
+        if isinstance(number, complex):
+            raise Undescribed("a complex number")
+        return self.neg(super().full(shape, -number)) if _is_infinity(number) else super().full(shape, number)
+
+    def choose(self, mask: Value, a: Any, b: Any) -> Value:
+        """a where the mask is 1, b where it is 0. An infinity is added, not multiplied: 0 times infinity is nothing."""
+        a, b = self.value(a), self.value(b)
+        if self.is_minus_infinity(self.neg(a)):
+            return self.neg(self.choose(mask, self.neg(a), self.neg(b)))
+        if self.is_minus_infinity(self.neg(b)):
+            return self.neg(self.choose(mask, self.neg(a), self.neg(b)))
+        return super().choose(mask, a, b)
+
+    def stored(self, number: Any, dtype: str) -> Any:
+        """A number as a tensor of a dtype holds it."""
+        if isinstance(number, (int, float)):
+            if dtype == "bool":
+                return int(bool(number))
+            if is_whole(dtype):
+                return int(number) if math.isfinite(number) else number
+        elif dtype == "bool" and varies(number):
+            return (number != 0).astype(np.int64)
+        return number
+
+    def cast(self, x: Value, before: str, after: str) -> Value:
+        """What a change of dtype does to numbers, but for rounding to fewer bits."""
+        if before == after:
+            return x
+        if before.startswith("complex") != after.startswith("complex"):
+            raise Undescribed("a cast between real and complex numbers")
+        if after == "bool":
+            return self.compare("ne", x, self.zeros(()), whole=is_whole(before))
+        if is_whole(after) and not is_whole(before):
+            return self.fn("trunc", x)
+        if after in _NARROW and before not in ("bool", after):
+            return self.fn("wrapped", x, parameters=(after,))
+        return x
+
+    def to_dtype(self, x: Value, position: int, dtype: Any) -> Value:
+        """An argument as an operator with a `dtype` reads it."""
+        return x if dtype is None else self.cast(x, self.dtype(position), str(dtype))
+
+
+def _is_infinity(number: Any) -> bool:
+    return isinstance(number, float) and number == math.inf
+
+
+_NARROW = {"int8", "uint8", "int16", "uint16"}
+
+
+def is_whole(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint", "bool"))
+
+
+def described_shape(tensor: Tensor) -> tuple[int, ...]:
+    return (*tensor.shape, 2) if tensor.dtype.startswith("complex") else tensor.shape
+
 
 def lookup(operator: str) -> Row | None:
     """The row of an operator, or of the plain operator that it is a variant of."""
     _load()
-    found = _ROWS.get(operator) or _ROWS.get(plain_name(operator))
-    if found is None and operator.endswith((".out", "_out")):
-        base = operator.rsplit(".", 1)[0]
-        found = next((_ROWS[name] for name in (f"{base}.default", f"{base}.Tensor") if name in _ROWS), None)
-    return found
+    if operator.startswith("aten._foreach_"):
+        return _each(operator)
+    return next((_ROWS[name] for name in _plain_names(operator) if name in _ROWS), None)
 
 
-def plain_name(operator: str) -> str:
+def _plain_names(operator: str) -> Iterable[str]:
     """`aten.add_.Tensor` is `aten.add.Tensor`, `aten.add.out` is `aten.add.Tensor` or the like."""
-    namespace, name, *overload = operator.split(".")
+    yield operator
+    if operator in _OUT:
+        yield _OUT[operator]
+    parts = operator.split(".")
+    if len(parts) != 3:
+        return
+    namespace, name, overload = parts
     if name.endswith("_") and not name.endswith("__"):
-        name = name[:-1]
-    return ".".join([namespace, name, *overload])
+        yield f"{namespace}.{name[:-1]}.{overload}"
+    if overload.endswith("_out"):
+        yield f"{namespace}.{name}.{overload.removesuffix('_out')}"
+    if overload == "out":
+        yield f"{namespace}.{name}.default"
+        yield f"{namespace}.{name}.Tensor"
+
+
+def _each(operator: str) -> Row | None:
+    """The row that a list operator applies to each element of its lists."""
+    namespace, name, overload = operator.split(".")
+    name = name.removeprefix("_foreach_").removesuffix("_")
+    candidates = {
+        "List": ("Tensor", "default", "Tensor_Tensor"),
+        "Scalar": ("Scalar", "default", "Tensor_Scalar"),
+        "ScalarList": ("Scalar", "default", "Tensor_Scalar"),
+        "ScalarAndTensor": ("Scalar",),
+        "Tensor": ("Tensor", "default"),
+        "default": ("default",),
+    }.get(overload, ())
+    return next((_ROWS[full] for each in candidates if (full := f"{namespace}.{name}.{each}") in _ROWS), None)
 
 
 def describe(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """The descriptions of a node's outputs; None if no row knows the operator."""
-    if node.op.startswith("aten._foreach_"):
-        return _foreach(table, node, args, kwargs)
     found = lookup(node.op)
     if found is None:
         return None
-    kwargs.pop("out", None)  # only its memory counts
-    result = found.describe(Call(table, node), *args, **kwargs)
+    if node.op.startswith("aten._foreach_"):
+        return _describe_each(found, table, node, args, kwargs)
+    for name in [name for name in kwargs if name in node.writes and name not in inspect.signature(found.describe).parameters]:
+        del kwargs[name]  # of an `out=` tensor only the memory counts
+    result = _described(found, table, node, args, kwargs)
     return result if isinstance(result, tuple) else (result,)
 
 
-def _foreach(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _described(found: Row, table: Table, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if not found.complex and any(v.dtype.startswith("complex") for v in (*node.operands(), *node.outputs)):
+        raise Undescribed(f"{node.op} of complex numbers")
+    call = Call(table, node)
+    try:
+        inspect.signature(found.describe).bind(call, *args, **kwargs)
+    except TypeError:
+        raise Undescribed(f"{node.op} with arguments that its lemma does not know") from None
+    return found.describe(call, *args, **kwargs)
+
+
+def _describe_each(
+    found: Row, table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
     """`_foreach_add(xs, ys)` is add(x, y) for each pair."""
-    namespace, name, overload = node.op.split(".")
-    name = name.removeprefix("_foreach_").removesuffix("_")
-    overload = {"List": "Tensor", "ScalarList": "Scalar", "Scalar": "Scalar", "Tensor": "Tensor"}.get(overload, "default")
-    for candidate in (overload, "Tensor", "Scalar", "default", "Tensor_Scalar"):
-        found = _ROWS.get(f"{namespace}.{name}.{candidate}")
-        if found is not None:
-            break
-    else:
-        return None
-    lists = [arg for arg in args if isinstance(arg, (tuple, list))]
-    if not lists or len({len(each) for each in lists}) != 1:
+    lengths = {len(arg) for arg in args if isinstance(arg, tuple)}
+    if len(lengths) != 1:
         raise Undescribed("a list operator with lists of different lengths")
     results = []
-    for number in range(len(lists[0])):
-        each = [arg[number] if isinstance(arg, (tuple, list)) else arg for arg in args]
+    for number in range(lengths.pop()):
         plain = Node(
             found.operator,
             tuple(arg[number] if isinstance(arg, tuple) else arg for arg in node.args),
@@ -146,6 +266,13 @@ def _foreach(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
             node.source,
             node.backward,
         )
-        result = found.describe(Call(table, plain), *each, **kwargs)
+        each = [arg[number] if isinstance(arg, tuple) else arg for arg in args]
+        if len(each) == 4 and node.op.endswith(".Tensor"):  # of addcmul and addcdiv: a tensor with one number for each
+            numbers = each[3]
+            each[3] = Ops(table).reshape(Ops(table).cut(numbers, 0, number, number + 1), ())
+        result = _described(found, table, plain, each, kwargs)
         results.append(result[0] if isinstance(result, tuple) else result)
     return tuple(results)
+
+
+__all__ = ["Call", "Row", "describe", "described_shape", "is_whole", "lookup", "row", "rows", "values_in"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from graphguard.engine.lane import Lane, collapse, larger, smaller, varies
 from graphguard.engine.term import Undescribed, Value
+from graphguard.ir import values_in
 from graphguard.lemmas.registry import Call, row
 
 
@@ -15,56 +17,31 @@ def _dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
-@row(
-    "aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.squeeze.dim", "aten.squeeze.default",
-    "aten.squeeze.dims", "aten.unsqueeze.default", "aten.flatten.using_ints", "aten._reshape_alias.default",
-    means="the same elements in row-major order",
-)  # fmt: skip
+@row("aten.view.default", "aten._unsafe_view.default", means="the same elements in row-major order", complex=True)
 def view(c: Call, x: Value, *_: Any) -> Value:
-    if c.dtype(0).startswith("complex"):
-        return c.reshape(x, (*c.shape, 2))
     return c.reshape(x, c.shape)
 
 
-@row("aten.view_as_complex.default", "aten.view_as_real.default", means="pairs of reals as complex numbers, and back")
-def complex_view(c: Call, x: Value) -> Value:
-    return x
-
-
-@row("aten.polar.default", means="(a cos(b), a sin(b))")
-def polar(c: Call, a: Value, b: Value) -> Value:
-    parts = [c.mul(a, c.fn(name, b)) for name in ("cos", "sin")]
-    return c.concat([c.reshape(part, (*part.shape, 1)) for part in parts], len(a.shape))
-
-
-@row("aten.t.default", means="x transposed")
+@row("aten.t.default", means="x transposed", complex=True)
 def t(c: Call, x: Value) -> Value:
-    return c.transpose(x, 0, 1) if len(x.shape) == 2 else x
+    return c.transpose(x, 0, 1) if c.rank() == 2 else x
 
 
-@row("aten.transpose.int", means="two dims exchanged")
+@row("aten.transpose.int", means="two dims exchanged", complex=True)
 def transpose(c: Call, x: Value, a: int, b: int) -> Value:
-    rank = len(c.shape)
-    return c.transpose(x, _dim(a, rank), _dim(b, rank))
+    return c.transpose(x, _dim(a, c.rank()), _dim(b, c.rank())) if c.rank() else x
 
 
-@row("aten.permute.default", means="dims in another order")
+@row("aten.permute.default", means="dims in another order", complex=True)
 def permute(c: Call, x: Value, order: Sequence[int]) -> Value:
-    rank = len(order)
-    tail = range(rank, len(x.shape))
-    return c.permute(x, [*(_dim(d, rank) for d in order), *tail])
+    rank = c.rank()
+    return c.permute(x, [*(_dim(d, rank) for d in order), *range(rank, len(x.shape))])
 
 
-@row("aten.movedim.int", means="dims in another order")
-def movedim(c: Call, x: Value, source: int, target: int) -> Value:
-    rank = len(c.shape)
-    order = [d for d in range(rank) if d != _dim(source, rank)]
-    order.insert(_dim(target, rank), _dim(source, rank))
-    return c.permute(x, order)
-
-
-@row("aten.expand.default", "aten.broadcast_to.default", "aten.expand_as.default", means="dims of size 1 repeated")
+@row("aten.expand.default", means="dims of size 1 repeated", complex=True)
 def expand(c: Call, x: Value, *_: Any, **__: Any) -> Value:
+    if len(x.shape) < len(c.shape):  # new dims come in front, also of a complex tensor
+        x = c.reshape(x, [1] * (len(c.shape) - len(x.shape)) + list(x.shape))
     return c.expand(x, c.shape)
 
 
@@ -80,15 +57,6 @@ def repeat(c: Call, x: Value, counts: Sequence[int]) -> Value:
     return x
 
 
-@row("aten.repeat_interleave.self_int", means="each element several times")
-def repeat_interleave(c: Call, x: Value, count: int, dim: int | None = None, **_: Any) -> Value:
-    if dim is None:
-        raise Undescribed("repeat_interleave of a flattened tensor")
-    dim = _dim(dim, len(x.shape))
-    wide = c.expand(c.reshape(x, [*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]]), [*x.shape[: dim + 1], count, *x.shape[dim + 1 :]])
-    return c.reshape(wide, [*x.shape[:dim], c.size(x, dim) * count, *x.shape[dim + 1 :]])
-
-
 def bounds(size: int, start: Lane | None, stop: Lane | None) -> tuple[Lane, Lane]:
     """Python's rule for slices."""
 
@@ -102,9 +70,9 @@ def bounds(size: int, start: Lane | None, stop: Lane | None) -> tuple[Lane, Lane
     return low, larger(low, high)
 
 
-@row("aten.slice.Tensor", means="the elements between two positions of a dim")
+@row("aten.slice.Tensor", means="the elements between two positions of a dim", complex=True)
 def slice_(c: Call, x: Value, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Value:
-    dim = _dim(dim, len(x.shape))
+    dim = _dim(dim, c.rank())
     low, high = bounds(c.size(x, dim), start, stop)
     part = c.cut(x, dim, low, high)
     return part if step == 1 else every(c, part, dim, step)
@@ -120,31 +88,34 @@ def every(c: Call, x: Value, dim: int, step: int) -> Value:
     return c.reshape(c.cut(rows, dim + 1, 0, 1), [*x.shape[:dim], (size + rest) // step, *x.shape[dim + 1 :]])
 
 
-@row("aten.narrow.default", means="the elements between two positions of a dim")
-def narrow(c: Call, x: Value, dim: int, start: int, length: int) -> Value:
-    return slice_(c, x, dim, start, start + length)
-
-
-@row("aten.select.int", means="one position of a dim")
+@row("aten.select.int", means="one position of a dim", complex=True)
 def select(c: Call, x: Value, dim: int, position: Any) -> Value:
-    dim = _dim(dim, len(c.shape) + 1)
+    dim = _dim(dim, c.rank())
     size = c.size(x, dim)
     position = collapse(position + (position < 0) * size) if varies(position) else position % size
     part = c.cut(x, dim, position, collapse(position + 1))
     return c.reshape(part, [*part.shape[:dim], *part.shape[dim + 1 :]])
 
 
-@row("aten.cat.default", "aten.concat.default", means="tensors side by side")
+@row("aten.cat.default", means="tensors side by side", complex=True)
 def cat(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
-    if len(c.shape) > 0:
-        xs = [x for x in xs if x.shape != (0,)] or xs[:1]
-    return c.concat(xs, _dim(dim, len(c.shape)))
+    _require_one_kind(c)
+    rank = len(c.node.outputs[0].shape)
+    if rank != 1:
+        xs = [x for x, tensor in zip(xs, values_in(c.node.args), strict=True) if tensor.shape != (0,)]
+    return c.concat(xs, _dim(dim, rank)) if xs else c.zeros(c.shape)
 
 
-@row("aten.stack.default", means="tensors side by side along a new dim")
+@row("aten.stack.default", means="tensors side by side along a new dim", complex=True)
 def stack(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
-    dim = _dim(dim, len(c.shape))
+    _require_one_kind(c)
+    dim = _dim(dim, len(c.node.outputs[0].shape))
     return c.concat([c.reshape(x, [*x.shape[:dim], 1, *x.shape[dim:]]) for x in xs], dim)
+
+
+def _require_one_kind(c: Call) -> None:
+    if len({tensor.dtype.startswith("complex") for tensor in c.node.operands()}) > 1:
+        raise Undescribed("real and complex numbers side by side")
 
 
 @row("aten.slice_backward.default", means="g in zeros")
@@ -194,10 +165,9 @@ def select_scatter(c: Call, x: Value, y: Value, dim: int, position: Any) -> Valu
     return c.concat([c.cut(x, dim, 0, position), row_, c.cut(x, dim, collapse(position + 1), size)], dim)
 
 
-@row("aten.constant_pad_nd.default", means="x with a margin", needs="a margin of zeros, or a cut")
+@row("aten.constant_pad_nd.default", means="x with a margin, or without one")
 def pad(c: Call, x: Value, margins: Sequence[int], value: Any = 0) -> Value:
-    if value:
-        raise Undescribed("a margin that is not zero")
+    value = c.stored(value, c.result_dtype)
     for place in range(0, len(margins), 2):
         dim = len(x.shape) - 1 - place // 2
         for before, margin in ((True, margins[place]), (False, margins[place + 1])):
@@ -205,18 +175,118 @@ def pad(c: Call, x: Value, margins: Sequence[int], value: Any = 0) -> Value:
             if margin < 0:
                 x = c.cut(x, dim, -margin, size) if before else c.cut(x, dim, 0, size + margin)
             elif margin > 0:
-                zeros = c.zeros([*x.shape[:dim], margin, *x.shape[dim + 1 :]])
-                x = c.concat([zeros, x] if before else [x, zeros], dim)
+                edge = c.full([*x.shape[:dim], margin, *x.shape[dim + 1 :]], value)
+                x = c.concat([edge, x] if before else [x, edge], dim)
     return x
 
 
 @row("aten.roll.default", means="x moved around")
 def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
-        raise Undescribed("a roll of a flattened tensor")
+        return c.reshape(roll(c, c.reshape(x, [math.prod(c.shape)]), shifts, (0,)), c.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         dim = _dim(dim, len(x.shape))
         size = c.size(x, dim)
-        at = size - shift % size
+        at = (-shift) % size if size else 0
         x = c.concat([c.cut(x, dim, at, size), c.cut(x, dim, 0, at)], dim)
     return x
+
+
+LETTERS = "abcdefghijklmnop"
+
+
+@row("aten.flip.default", means="dims in reverse")
+def flip(c: Call, x: Value, dims: Sequence[int]) -> Value:
+    for dim in (_dim(d, len(x.shape)) for d in dims):
+        if x.shape and c.size(x, dim) > 1:
+            size = c.size(x, dim)
+            x = picked(c, x, dim, c.sub(c.full((), size - 1), c.arange(size)))
+    return x
+
+
+def picked(c: Call, x: Value, dim: int, positions: Value) -> Value:
+    """x at positions of a dim, which has as many dims then as there are dims of positions."""
+    labels, new = LETTERS[: len(x.shape)], "qrstuvwxyz"[: len(positions.shape)]
+    hot = c.one_hot(positions, c.size(x, dim), len(positions.shape))
+    return c.einsum([labels, new + labels[dim]], labels[:dim] + new + labels[dim + 1 :], x, hot)
+
+
+@row("aten.unfold.default", means="windows of a dim, each along a new last dim")
+def unfold(c: Call, x: Value, dim: int, size: int, step: int) -> Value:
+    if not x.shape:
+        return c.reshape(x, c.shape)
+    dim = _dim(dim, len(x.shape))
+    count = c.shape[dim]
+    starts = c.reshape(c.scale(c.arange(count), step), [count, 1])
+    windows = picked(c, x, dim, c.add(starts, c.arange(size)))
+    order = [d for d in range(len(windows.shape)) if d != dim + 1]
+    return c.permute(windows, [*order, dim + 1])
+
+
+@row("aten.as_strided.default", means="elements at given distances in memory", needs="positions inside the tensor")
+def as_strided(c: Call, x: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Value:
+    count = math.prod(c.size(x, dim) for dim in range(len(x.shape)))
+    dense = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    if not offset and math.prod(shape) == count and all(a == b or n == 1 for a, b, n in zip(strides, dense, shape, strict=True)):
+        return c.reshape(x, shape)
+    last = (offset or 0) + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
+    if last >= count or 0 in shape:
+        raise Undescribed("memory outside of a tensor")
+    position = c.full([1] * len(shape), offset or 0)
+    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        along = c.reshape(c.arange(size), [size if d == dim else 1 for d in range(len(shape))])
+        position = c.add(position, c.scale(along, stride))
+    return picked(c, c.reshape(x, [count]), 0, position)
+
+
+def _diagonal_labels(rank: int, first: int, second: int) -> tuple[str, str]:
+    """Labels of a tensor, and of those of its dims that are not on the diagonal."""
+    labels = LETTERS[:rank]
+    return labels, "".join(label for dim, label in enumerate(labels) if dim not in (first, second))
+
+
+@row("aten.diagonal.default", means="x[i, i + offset]")
+def diagonal(c: Call, x: Value, offset: int = 0, first: int = 0, second: int = 1) -> Value:
+    rank, count = len(x.shape), c.shape[-1]
+    first, second = _dim(first, rank), _dim(second, rank)
+    x = c.cut(x, first, max(0, -offset), max(0, -offset) + count)
+    x = c.cut(x, second, max(0, offset), max(0, offset) + count)
+    labels, rest = _diagonal_labels(rank, first, second)
+    both = [c.one_hot(c.arange(count), count, 1)] * 2
+    return c.einsum([labels, "z" + labels[first], "z" + labels[second]], rest + "z", x, *both)
+
+
+def embedded(c: Call, x: Value, shape: Sequence[int], offset: int, first: int, second: int) -> Value:
+    """The last dim of x along the diagonal of two new dims, in zeros."""
+    labels, rest = _diagonal_labels(len(shape), first, second)
+    count = c.size(x, len(x.shape) - 1)
+    down = c.one_hot(c.arange(count, max(0, -offset)), shape[first], 1)
+    right = c.one_hot(c.arange(count, max(0, offset)), shape[second], 1)
+    return c.einsum([rest + "z", "z" + labels[first], "z" + labels[second]], labels, x, down, right)
+
+
+@row("aten.diag_embed.default", "aten.diagonal_backward.default", means="x along a diagonal, in zeros")
+def diag_embed(c: Call, x: Value, *args: Any) -> Value:
+    if "backward" in c.node.op:
+        args = args[1:]
+    offset, first, second = (*args, *((0, -2, -1) if "embed" in c.node.op else (0, 0, 1))[len(args) :])
+    return embedded(c, x, c.shape, offset, _dim(first, len(c.shape)), _dim(second, len(c.shape)))
+
+
+@row("aten.diagonal_scatter.default", means="x with a diagonal replaced")
+def diagonal_scatter(c: Call, x: Value, y: Value, offset: int = 0, first: int = 0, second: int = 1) -> Value:
+    first, second = _dim(first, len(x.shape)), _dim(second, len(x.shape))
+    there = embedded(c, c.ones(y.shape), c.shape, offset, first, second)
+    return c.add(c.mul(x, c.negate(there)), embedded(c, y, c.shape, offset, first, second))
+
+
+@row("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default", means="channels as blocks of pixels, and back")
+def pixel_shuffle(c: Call, x: Value, factor: int) -> Value:
+    lead = [c.size(x, d) for d in range(len(x.shape) - 3)]
+    channels, height, width = (c.size(x, len(lead) + d) for d in range(3))
+    if "unshuffle" in c.node.op:
+        split, order = [channels, height // factor, factor, width // factor, factor], (0, 2, 4, 1, 3)
+    else:
+        split, order = [channels // factor**2, factor, factor, height, width], (0, 3, 1, 4, 2)
+    wide = c.reshape(x, [*lead, *split])
+    return c.reshape(c.permute(wide, [*range(len(lead)), *(len(lead) + d for d in order)]), c.shape)

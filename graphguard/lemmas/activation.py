@@ -1,0 +1,148 @@
+"""Activation functions and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from graphguard.engine.ops import fraction
+from graphguard.engine.term import Undescribed, Value
+from graphguard.lemmas.arithmetic import clamped
+from graphguard.lemmas.registry import Call, row
+
+
+@row("aten.sigmoid.default", means="sigmoid(x)")
+def sigmoid(c: Call, x: Value) -> Value:
+    return c.fn("sigmoid", x)
+
+
+@row("aten.sigmoid_backward.default", means="g y (1 - y)")
+def sigmoid_backward(c: Call, g: Value, y: Value) -> Value:
+    return c.mul(g, c.mul(y, c.sub(c.ones(y.shape), y)))
+
+
+@row("aten.tanh.default", means="tanh(x)")
+def tanh(c: Call, x: Value) -> Value:
+    return c.fn("tanh", x)
+
+
+@row("aten.tanh_backward.default", means="g (1 - y²)")
+def tanh_backward(c: Call, g: Value, y: Value) -> Value:
+    return c.sub(g, c.mul(g, c.mul(y, y)))
+
+
+@row("aten.relu.default", means="max(x, 0)")
+def relu(c: Call, x: Value) -> Value:
+    return c.fn("relu", x)
+
+
+@row("aten.threshold.default", means="x where x > threshold, else a number")
+def threshold(c: Call, x: Value, limit: Any, number: Any) -> Value:
+    return c.choose(c.compare("gt", x, c.full((), limit), whole=False), x, c.stored(number, c.result_dtype))
+
+
+@row("aten.threshold_backward.default", means="g where x > threshold")
+def threshold_backward(c: Call, g: Value, x: Value, limit: Any) -> Value:
+    if fraction(limit):
+        return c.mul(g, c.compare("gt", x, c.full((), limit), whole=False))
+    return c.mul(g, c.fn("positive", x))
+
+
+@row("aten.silu.default", means="x sigmoid(x)")
+def silu(c: Call, x: Value) -> Value:
+    return c.mul(x, c.fn("sigmoid", x))
+
+
+@row("aten.gelu.default", means="gelu(x), exact or by tanh")
+def gelu(c: Call, x: Value, *, approximate: str = "none") -> Value:
+    return c.fn("gelu", x, parameters=(approximate,))
+
+
+@row("aten.gelu_backward.default", means="g times the slope of gelu at x")
+def gelu_backward(c: Call, g: Value, x: Value, *, approximate: str = "none") -> Value:
+    return c.mul(g, c.fn("gelu_slope", x, parameters=(approximate,)))
+
+
+@row("aten.hardtanh.default", means="x between two numbers")
+def hardtanh(c: Call, x: Value, low: Any = -1, high: Any = 1) -> Value:
+    return clamped(c, x, low, high)
+
+
+# Functions of x with numbers as parameters, and their defaults.
+_CURVES: dict[str, tuple[Any, ...]] = {
+    "leaky_relu": (0.01,), "elu": (1, 1, 1), "celu": (1,), "softplus": (1, 20), "mish": (), "hardswish": (), "hardsigmoid": (),
+    "hardshrink": (0.5,), "softshrink": (0.5,),
+}  # fmt: skip
+_SLOPES = {
+    "silu_backward": "silu_slope", "mish_backward": "mish_slope", "hardswish_backward": "hardswish_slope",
+    "hardsigmoid_backward": "hardsigmoid_slope", "hardtanh_backward": "hardtanh_slope", "softplus_backward": "softplus_slope",
+    "leaky_relu_backward": "leaky_relu_slope", "hardshrink_backward": "shrink_slope", "softshrink_backward": "shrink_slope",
+}  # fmt: skip
+
+
+def _numbers(parameters: tuple[Any, ...]) -> tuple[Hashable, ...]:
+    return tuple(fraction(p) for p in parameters)
+
+
+@row(*(f"aten.{name}.default" for name in _CURVES), means="a curve with given parameters, of which nothing more is known")
+def curve(c: Call, x: Value, *parameters: Any) -> Value:
+    name = c.node.op.split(".")[1].removesuffix("_")
+    numbers = _numbers((*parameters, *_CURVES[name][len(parameters) :]))
+    if name == "softplus" and numbers[0] <= 0:  # type: ignore[operator]
+        raise Undescribed("a softplus that is upside down")
+    return c.fn(name, x, parameters=numbers)
+
+
+@row(*(f"aten.{name}.default" for name in _SLOPES), means="g times the slope of a curve at x")
+def slope(c: Call, g: Value, x: Value, *parameters: Any) -> Value:
+    name = _SLOPES[c.node.op.split(".")[1]]
+    if name == "leaky_relu_slope":
+        parameters = parameters[:1]  # the result has the sign of x
+        if fraction(parameters[0]) < 0:
+            raise Undescribed("a leaky_relu with a negative slope")
+    return c.mul(g, c.fn(name, x, parameters=_numbers(parameters)))
+
+
+@row("aten.elu_backward.default", means="g times the slope of elu")
+def elu_backward(c: Call, g: Value, alpha: Any, scale: Any, input_scale: Any, of_result: bool, x: Value) -> Value:
+    name = "elu_slope_of_result" if of_result else "elu_slope"
+    return c.mul(g, c.fn(name, x, parameters=_numbers((alpha, scale, input_scale))))
+
+
+@row("aten.log_sigmoid_forward.default", means="log(sigmoid(x)); what it saves is open")
+def log_sigmoid(c: Call, x: Value) -> tuple[Value, None]:
+    return c.log(c.fn("sigmoid", x)), None
+
+
+@row("aten.log_sigmoid_backward.default", means="g (1 - sigmoid(x))")
+def log_sigmoid_backward(c: Call, g: Value, x: Value, _: Any) -> Value:
+    return c.sub(g, c.mul(g, c.fn("sigmoid", x)))
+
+
+@row("aten.glu.default", means="a sigmoid(b), of the two halves of x")
+def glu(c: Call, x: Value, dim: int = -1) -> Value:
+    dim %= len(x.shape)
+    half = c.size(x, dim) // 2
+    return c.mul(c.cut(x, dim, 0, half), c.fn("sigmoid", c.cut(x, dim, half, 2 * half)))
+
+
+@row("aten.glu_backward.default", means="(g s, g a s (1 - s)), s = sigmoid(b)")
+def glu_backward(c: Call, g: Value, x: Value, dim: int) -> Value:
+    dim %= len(x.shape)
+    half = c.size(x, dim) // 2
+    gate = c.fn("sigmoid", c.cut(x, dim, half, 2 * half))
+    first = c.mul(g, gate)
+    return c.concat([first, c.mul(c.mul(first, c.cut(x, dim, 0, half)), c.sub(c.ones(gate.shape), gate))], dim)
+
+
+@row("aten._prelu_kernel.default", means="x where x > 0, else w x")
+def prelu(c: Call, x: Value, w: Value) -> Value:
+    return c.choose(c.fn("positive", x), x, c.mul(*c.broadcast(x, w)))
+
+
+@row("aten._prelu_kernel_backward.default", means="(g or g w, 0 or g x)")
+def prelu_backward(c: Call, g: Value, x: Value, w: Value) -> tuple[Value, Value]:
+    above = c.fn("positive", x)
+    return c.choose(above, g, c.mul(*c.broadcast(g, w))), c.choose(above, 0, c.mul(g, x))
+
+

@@ -1,0 +1,248 @@
+"""Elementwise arithmetic, and functions of which nothing more is known."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from graphguard.engine.function import is_constant
+from graphguard.engine.ops import fraction
+from graphguard.engine.term import Undescribed, Value
+from graphguard.lemmas.imaginary import complex_add, complex_div, complex_mul
+from graphguard.lemmas.registry import Call, row
+
+
+@row("aten.clone.default", "aten.lift_fresh_copy.default", "aten.alias.default", "aten.detach.default", means="x", complex=True)
+def same(c: Call, x: Value, **_: Any) -> Value:
+    return x
+
+
+@row("aten._to_copy.default", means="x; whole numbers for floats that become integers, 0 or 1 for booleans", complex=True)
+def cast(c: Call, x: Value, **_: Any) -> Value:
+    return c.cast(x, c.dtype(0), c.result_dtype)
+
+
+@row("aten.copy.default", means="y in the shape and dtype of x", complex=True)
+def copy(c: Call, x: Value, y: Value, *_: Any) -> Value:
+    return c.expand(c.cast(y, c.dtype(1), c.dtype(0)), x.shape)
+
+
+@row("aten.fill.Scalar", means="a number everywhere")
+def fill(c: Call, x: Value, number: Any) -> Value:
+    return c.full(x.shape, c.stored(number, c.result_dtype))
+
+
+@row("aten.fill.Tensor", means="a number everywhere")
+def fill_tensor(c: Call, x: Value, number: Value) -> Value:
+    return c.expand(c.cast(number, c.dtype(1), c.dtype(0)), x.shape)
+
+
+@row("aten.zero.default", means="0", complex=True)
+def zero(c: Call, x: Value) -> Value:
+    return c.zeros(x.shape)
+
+
+def _either(c: Call, a: Value, b: Value) -> Value:
+    return c.sub(c.add(a, b), c.mul(*c.broadcast(a, b)))
+
+
+def _both_bool(c: Call) -> bool:
+    return c.dtype(0) == c.dtype(1) == "bool"
+
+
+@row("aten.add.Tensor", "aten.add.Scalar", means="a + alpha b; a or b, for booleans", complex=True)
+def add(c: Call, a: Any, b: Any, alpha: Any = 1) -> Value:
+    if c.result_dtype.startswith("complex"):
+        return complex_add(c, a, b, alpha)
+    a, b = c.value(a), c.value(b)
+    if _both_bool(c):
+        if alpha not in (0, 1):
+            raise Undescribed("a multiple of booleans")
+        return _either(c, a, c.scale(b, alpha))
+    return c.add(a, c.scale(b, alpha))
+
+
+@row("aten.sub.Tensor", "aten.sub.Scalar", means="a - alpha b", complex=True)
+def sub(c: Call, a: Any, b: Any, alpha: Any = 1) -> Value:
+    return add(c, a, b, -alpha)
+
+
+@row("aten.rsub.Scalar", "aten.rsub.Tensor", means="b - alpha a")
+def rsub(c: Call, a: Value, b: Any, alpha: Any = 1) -> Value:
+    return c.sub(c.value(b), c.scale(a, alpha))
+
+
+@row("aten.mul.Tensor", "aten.mul.Scalar", means="a b", complex=True)
+def mul(c: Call, a: Any, b: Any) -> Value:
+    if c.result_dtype.startswith("complex"):
+        return complex_mul(c, a, b)
+    a, b = c.value(a), c.value(b)
+    return c.mul(a, b) if len(a.shape) >= len(b.shape) else c.mul(b, a)
+
+
+@row("aten.div.Tensor", "aten.div.Scalar", means="a / b", complex=True)
+def div(c: Call, a: Any, b: Any) -> Value:
+    if c.result_dtype.startswith("complex"):
+        return complex_div(c, a, b)
+    a, b = c.value(a), c.value(b)
+    number = is_constant(b)
+    if number:
+        wide, _ = c.broadcast(a, b)
+        return c.scale(wide, 1 / number)
+    return c.div(a, b)
+
+
+@row("aten.div.Tensor_mode", "aten.div.Scalar_mode", means="a / b, rounded down or towards 0")
+def div_rounded(c: Call, a: Any, b: Any, *, rounding_mode: str | None) -> Value:
+    if rounding_mode is None:
+        return div(c, a, b)
+    if rounding_mode == "floor":
+        return c.fn("floor_divide", c.value(a), c.value(b))
+    return c.fn("trunc", div(c, a, b))
+
+
+@row("aten.floor_divide.default", "aten.floor_divide.Scalar", means="a / b, rounded down")
+def floor_divide(c: Call, a: Any, b: Any) -> Value:
+    return c.fn("floor_divide", c.value(a), c.value(b))
+
+
+@row("aten.neg.default", means="-x", complex=True)
+def neg(c: Call, x: Value) -> Value:
+    if c.result_dtype.startswith("uint"):
+        raise Undescribed("a negative number of a dtype that has none")
+    return c.neg(x)
+
+
+@row("aten.reciprocal.default", means="1 / x")
+def reciprocal(c: Call, x: Value) -> Value:
+    return c.power(x, -1)
+
+
+@row("aten.pow.Tensor_Scalar", means="x to a rational power")
+def pow_scalar(c: Call, x: Value, exponent: Any) -> Value:
+    return c.power(x, exponent)
+
+
+@row("aten.pow.Tensor_Tensor", "aten.pow.Scalar", means="x to the power y, of which nothing more is known")
+def pow_tensor(c: Call, x: Any, y: Any) -> Value:
+    x, y = c.value(x), c.value(y)
+    number = is_constant(y)
+    return c.power(c.broadcast(x, y)[0], number) if number is not None else c.fn("power", x, y)
+
+
+@row("aten.sqrt.default", means="x to the power 1/2")
+def sqrt(c: Call, x: Value) -> Value:
+    return c.power(x, Fraction(1, 2))
+
+
+@row("aten.rsqrt.default", means="x to the power -1/2")
+def rsqrt(c: Call, x: Value) -> Value:
+    return c.power(x, Fraction(-1, 2))
+
+
+@row("aten.exp.default", means="exp(x); exp(a + b) = exp(a) exp(b)")
+def exp(c: Call, x: Value) -> Value:
+    return c.exp(x)
+
+
+@row("aten.expm1.default", means="exp(x) - 1")
+def expm1(c: Call, x: Value) -> Value:
+    return c.sub(c.exp(x), c.ones(()))
+
+
+@row("aten.log.default", means="log(x); a sum for a product of positive factors")
+def log(c: Call, x: Value) -> Value:
+    return c.log(x)
+
+
+@row("aten.log1p.default", means="log(1 + x)")
+def log1p(c: Call, x: Value) -> Value:
+    return c.log(c.add(x, c.ones(())))
+
+
+@row("aten.logaddexp.default", means="log(exp(a) + exp(b))")
+def logaddexp(c: Call, a: Value, b: Value) -> Value:
+    return c.log(c.add(c.exp(a), c.exp(b)))
+
+
+_UNARY = (
+    "abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "sign", "sgn",
+    "floor", "ceil", "round", "trunc", "frac", "log2", "log10", "exp2", "lgamma", "isnan", "isinf", "sinc",
+)  # fmt: skip
+
+
+@row(*(f"aten.{name}.default" for name in _UNARY), means="a function of each element, of which nothing more is known")
+def unary(c: Call, x: Value) -> Value:
+    return c.fn(c.node.op.split(".")[1].removesuffix("_"), x)
+
+
+_BINARY = {
+    "atan2.default": "atan2", "hypot.default": "hypot", "xlogy.Tensor": "xlogy", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
+    "remainder.Tensor": "remainder", "remainder.Scalar": "remainder", "maximum.default": "maximum",
+    "minimum.default": "minimum", "fmax.default": "maximum", "fmin.default": "minimum", "copysign.Tensor": "copysign",
+}  # fmt: skip
+
+
+@row(*(f"aten.{name}" for name in _BINARY), means="a function of two elements, of which nothing more is known")
+def binary(c: Call, a: Any, b: Any) -> Value:
+    name = c.node.op.split(".")[1].removesuffix("_")
+    return c.fn({"fmax": "maximum", "fmin": "minimum", "max": "maximum", "min": "minimum"}.get(name, name), c.value(a), c.value(b))
+
+
+@row("aten.clamp.default", means="x between two numbers")
+def clamp(c: Call, x: Value, low: Any = None, high: Any = None) -> Value:
+    return clamped(c, x, low, high)
+
+
+@row("aten.clamp_min.default", means="x, at least a number")
+def clamp_min(c: Call, x: Value, low: Any) -> Value:
+    return clamped(c, x, low, None)
+
+
+@row("aten.clamp_max.default", means="x, at most a number")
+def clamp_max(c: Call, x: Value, high: Any) -> Value:
+    return clamped(c, x, None, high)
+
+
+def clamped(c: Call, x: Value, low: Any, high: Any) -> Value:
+    bounds = _bound(low, float("-inf")), _bound(high, float("inf"))
+    return c.fn("relu", x) if bounds == (0, None) else c.fn("clamp", x, parameters=bounds)
+
+
+def _bound(number: Any, none: float) -> Fraction | None:
+    return None if number is None or number == none else fraction(number)
+
+
+@row("aten.clamp.Tensor", means="x between two tensors")
+def clamp_tensor(c: Call, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+    x = x if low is None else c.fn("maximum", x, low)
+    return x if high is None else c.fn("minimum", x, high)
+
+
+@row("aten.clamp_min.Tensor", means="the larger of two")
+def clamp_min_tensor(c: Call, x: Value, low: Value) -> Value:
+    return c.fn("maximum", x, low)
+
+
+@row("aten.clamp_max.Tensor", means="the smaller of two")
+def clamp_max_tensor(c: Call, x: Value, high: Value) -> Value:
+    return c.fn("minimum", x, high)
+
+
+@row("aten.addcmul.default", means="x + value a b")
+def addcmul(c: Call, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+    return c.add(x, _times(c, c.mul(*c.broadcast(a, b)), value))
+
+
+@row("aten.addcdiv.default", means="x + value a / b")
+def addcdiv(c: Call, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+    return c.add(x, _times(c, c.div(*c.broadcast(a, b)), value))
+
+
+def _times(c: Call, x: Value, number: Any) -> Value:
+    return c.mul(x, number) if isinstance(number, Value) else c.scale(x, number)
+
+
+@row("aten.lerp.Scalar", "aten.lerp.Tensor", means="x + w (y - x)")
+def lerp(c: Call, x: Value, y: Value, w: Any) -> Value:
+    return c.add(x, _times(c, c.sub(y, x), w))

@@ -1,0 +1,143 @@
+"""Operators that need a dim whole and treat the rows along it alike: equal rows give equal rows, and nothing more is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from graphguard.engine.ops import fraction
+from graphguard.engine.term import Undescribed, Value
+from graphguard.lemmas.reduction import largest, smallest
+from graphguard.lemmas.registry import Call, row
+
+
+def along(c: Call, name: str, x: Value, dim: int, size: int | None, parameters: Sequence[Hashable] = ()) -> Value:
+    """The result has a dim of `size` in place of the one that must be whole, or none."""
+    if not x.shape:
+        found = along(c, name, c.reshape(x, [1]), 0, size, parameters)
+        return c.reshape(found, ())
+    order = [d for d in range(len(x.shape)) if d != dim] + [dim]
+    found = c.opaque(name, [c.permute(x, order)], len(x.shape) - 1, () if size is None else (size,), tuple(parameters))
+    if size is None:
+        return found
+    last = len(x.shape) - 1
+    return c.permute(found, [*range(dim), last, *range(dim, last)])
+
+
+def without(c: Call, name: str, x: Value, dim: int, keep: bool, parameters: Sequence[Hashable] = ()) -> Value:
+    """A dim is taken away, or left with one element."""
+    if not x.shape:
+        return along(c, name, x, 0, None, parameters)
+    found = along(c, name, x, dim % len(x.shape), None, parameters)
+    return c.reshape(found, c.node.outputs[0].shape) if keep else found
+
+
+def _size(c: Call, x: Value, dim: int) -> int:
+    return c.size(x, dim % len(x.shape)) if x.shape else 1
+
+
+def flat(c: Call, x: Value) -> Value:
+    return c.reshape(x, [math.prod(c.size(x, dim) for dim in range(len(x.shape)))])
+
+
+@row("aten.max.dim", means="the largest element over a dim, and where it is", needs="of its position nothing more is known")
+def max_dim(c: Call, x: Value, dim: int, keep: bool = False) -> tuple[Value, Value]:
+    over = [dim % len(x.shape)] if x.shape else []
+    return largest(c, x, over, keep), without(c, "argmax", x, dim, keep)
+
+
+@row("aten.min.dim", means="the smallest element over a dim, and where it is", needs="of its position nothing more is known")
+def min_dim(c: Call, x: Value, dim: int, keep: bool = False) -> tuple[Value, Value]:
+    over = [dim % len(x.shape)] if x.shape else []
+    return smallest(c, x, over, keep), without(c, "argmin", x, dim, keep)
+
+
+@row("aten.argmax.default", "aten.argmin.default", means="the position of the largest or smallest element")
+def arg_extreme(c: Call, x: Value, dim: int | None = None, keep: bool = False) -> Value:
+    name = c.node.op.split(".")[1]
+    if dim is not None:
+        return without(c, name, x, dim, keep)
+    return c.reshape(without(c, name, flat(c, x), 0, False), c.shape)
+
+
+@row("aten.sort.default", means="a dim in order, and where its elements were")
+def sort(c: Call, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
+    return _sorted(c, x, dim, (bool(descending), None))
+
+
+@row("aten.sort.stable", means="a dim in order, and where its elements were")
+def sort_stable(c: Call, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
+    return _sorted(c, x, dim, (bool(descending), stable or None))
+
+
+def _sorted(c: Call, x: Value, dim: int, parameters: tuple[Hashable, ...]) -> tuple[Value, Value]:
+    size = _size(c, x, dim)
+    dim %= max(1, len(x.shape))
+    values = along(c, "sort", x, dim, size, parameters[:1])
+    return values, along(c, "argsort", x, dim, size, parameters)
+
+
+@row("aten.topk.default", means="the largest or smallest elements of a dim, and where they are")
+def topk(c: Call, x: Value, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> tuple[Value, Value]:
+    dim %= max(1, len(x.shape))
+    key = (k, bool(largest), bool(ordered))
+    return along(c, "topk", x, dim, k, key), along(c, "topk_indices", x, dim, k, key)
+
+
+@row("aten.kthvalue.default", means="the k-th smallest element of a dim, and where it is")
+def kthvalue(c: Call, x: Value, k: int, dim: int = -1, keep: bool = False) -> tuple[Value, Value]:
+    return without(c, "kthvalue", x, dim, keep, (k,)), without(c, "kthvalue_index", x, dim, keep, (k,))
+
+
+@row("aten.median.dim", "aten.mode.default", means="the middle or the most frequent element of a dim, and where it is")
+def median(c: Call, x: Value, dim: int = -1, keep: bool = False) -> tuple[Value, Value]:
+    name = c.node.op.split(".")[1]
+    return without(c, name, x, dim, keep), without(c, f"{name}_index", x, dim, keep)
+
+
+@row("aten.median.default", means="the middle element")
+def median_all(c: Call, x: Value) -> Value:
+    return without(c, "median", flat(c, x), 0, False)
+
+
+@row("aten.cummax.default", "aten.cummin.default", means="the largest or smallest element so far, and where it is")
+def cumulative_extreme(c: Call, x: Value, dim: int) -> tuple[Value, Value]:
+    name, size = c.node.op.split(".")[1], _size(c, x, dim)
+    dim %= max(1, len(x.shape))
+    return along(c, name, x, dim, size), along(c, f"{name}_index", x, dim, size)
+
+
+@row("aten.cumprod.default", means="the product so far")
+def cumprod(c: Call, x: Value, dim: int, *, dtype: Any = None) -> Value:
+    x = c.to_dtype(x, 0, dtype)
+    return along(c, "cumprod", x, dim % max(1, len(x.shape)), _size(c, x, dim))
+
+
+@row("aten.logcumsumexp.default", means="the log of the sum of exp so far")
+def logcumsumexp(c: Call, x: Value, dim: int) -> Value:
+    return along(c, "logcumsumexp", x, dim % max(1, len(x.shape)), _size(c, x, dim))
+
+
+@row("aten.prod.dim_int", means="the product over a dim")
+def prod(c: Call, x: Value, dim: int, keep: bool = False, *, dtype: Any = None) -> Value:
+    return without(c, "prod", c.to_dtype(x, 0, dtype), dim, keep)
+
+
+@row("aten.prod.default", means="the product of all elements")
+def prod_all(c: Call, x: Value, *, dtype: Any = None) -> Value:
+    return without(c, "prod", flat(c, c.to_dtype(x, 0, dtype)), 0, False)
+
+
+@row("aten.renorm.default", means="rows of bounded norm")
+def renorm(c: Call, x: Value, order: Any, dim: int, limit: Any) -> Value:
+    dim %= len(x.shape)
+    rest = [d for d in range(len(x.shape)) if d != dim]
+    moved = c.permute(x, [dim, *rest])
+    found = c.opaque("renorm", [moved], 1, [c.size(moved, d) for d in range(1, len(x.shape))], (fraction(order), fraction(limit)))
+    if len(found.shape) != len(x.shape):
+        raise Undescribed("rows of another shape")
+    back = [0] * len(x.shape)
+    for place, d in enumerate([dim, *rest]):
+        back[d] = place
+    return c.permute(found, back)
