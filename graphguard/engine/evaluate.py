@@ -21,6 +21,7 @@ from graphguard.engine.term import Atom, Factor, Index, Term, Value
 
 Array = np.ndarray[Any, Any]
 MOST_ELEMENTS = 1 << 22
+MANY_AXES = 12  # of which most have one element; numpy has no more than 32
 FEW_ELEMENTS = 1 << 14  # below, a product is faster than a plan for it
 OUTSIDE = 0.7310585786300049  # read where a tensor has no element: nothing that is right depends on it
 
@@ -35,6 +36,10 @@ class Unlearned(Exception):
 
 class Malformed(Exception):
     """A description that means nothing: a box outside of its tensor, or a term that does not fill its box."""
+
+
+# For each position of an atom: which earlier one it goes along with, at which distance.
+_Links = tuple[tuple[int | None, int], ...]
 
 
 class _Box(NamedTuple):
@@ -63,7 +68,8 @@ class Evaluator:
     def __init__(self, table: Table, inputs: Mapping[str, Array], constants: Mapping[Any, Array] | None = None):
         self._table, self._inputs, self._constants = table, inputs, constants or {}
         self._names = {atom.id: key for (_, key), atom in table.atoms()}
-        self._boxes: dict[int, _Box] = {}  # what is known of each atom
+        self._boxes: dict[tuple[int, _Links], _Box] = {}  # atoms that were evaluated, by how their positions go together
+        self._learnt: dict[int, _Box] = {}
         self._lists: dict[Any, Array] = {}  # of each atom at certain positions
 
     def value(self, value: Value, lane: int = 0) -> Array:
@@ -119,9 +125,16 @@ class Evaluator:
                 return _read(self._inputs[self._names[atom.id]], positions)  # type: ignore[index]
             case "constant":
                 return _read(self._constants[self._names[atom.id]], positions)
-        if not self._has_meaning(atom):
-            return self._learned(atom, positions)
-        return self._boxed(atom, positions)
+        shape = np.broadcast_shapes(*(p.shape for p in positions))
+        if len(shape) > MANY_AXES:
+            kept = [axis for axis, size in enumerate(shape) if size != 1]
+            narrow = [np.reshape(p, [((1,) * len(shape) + p.shape)[axis - len(shape)] for axis in kept]) for p in positions]
+            found = self._found(atom, narrow)
+            return np.reshape(np.broadcast_to(found, [shape[axis] for axis in kept]), shape)
+        return self._found(atom, positions)
+
+    def _found(self, atom: Atom, positions: list[Array]) -> Array:
+        return self._boxed(atom, positions) if self._has_meaning(atom) else self._learned(atom, positions)
 
     def _has_meaning(self, atom: Atom) -> bool:
         if atom.kind == "function":
@@ -132,24 +145,28 @@ class Evaluator:
         """Evaluate a defined atom on a box around all positions asked for so far, and read it there."""
         if not positions or any(p.size == 0 for p in positions):
             return self._defined(atom, positions)
-        low, high = _hull(positions)
-        box = self._boxes.get(atom.id)
+        linked = _links(positions)
+        free = [p for p, (leader, _) in zip(positions, linked, strict=True) if leader is None]
+        low, high = _hull(free)
+        box = self._boxes.get((atom.id, linked))
         if box is None or not box.holds(low, high):
-            asked = math.prod(np.broadcast_shapes(*(p.shape for p in positions)))
+            asked = math.prod(np.broadcast_shapes(*(p.shape for p in free)))
             if box is not None:
                 low, high = _join(low, high, box)
                 asked += box.elements.size
             sizes = [b - a for a, b in zip(low, high, strict=True)]
             if math.prod(sizes) > min(4 * asked, MOST_ELEMENTS):
                 return self._exact(atom, positions)
-            grid = _grid({n: np.arange(a, b) for n, (a, b) in enumerate(zip(low, high, strict=True))})
-            elements = np.broadcast_to(self._defined(atom, list(grid.values())), sizes)
-            box = self._boxes[atom.id] = _Box(tuple(low), elements)
-        return np.asarray(box.elements[box.places(positions)])
+            grid = iter(_grid({n: np.arange(a, b) for n, (a, b) in enumerate(zip(low, high, strict=True))}).values())
+            whole: list[Array] = []
+            for leader, distance in linked:
+                whole.append(next(grid) if leader is None else whole[leader] + distance)
+            box = self._boxes[atom.id, linked] = _Box(tuple(low), np.broadcast_to(self._defined(atom, whole), sizes))
+        return np.asarray(box.elements[box.places(free)])
 
     def _exact(self, atom: Atom, positions: list[Array]) -> Array:
         """An atom at positions that are few among those around them, as on a diagonal."""
-        key = atom.id, *((p.shape, p.tobytes()) for p in positions)
+        key = (atom.id, *((p.shape, p.tobytes()) for p in positions))
         known = self._lists.get(key)
         if known is None:
             known = self._lists[key] = self._defined(atom, positions)
@@ -222,7 +239,7 @@ class Evaluator:
 
     def _note(self, atom: Atom, positions: list[Array], elements: Array) -> None:
         low, high = _hull(positions)
-        box = self._boxes.get(atom.id)
+        box = self._learnt.get(atom.id)
         if box is None or not box.holds(low, high):
             if box is not None:
                 low, high = _join(low, high, box)
@@ -232,14 +249,14 @@ class Evaluator:
             if box is not None and box.known is not None:
                 inside = tuple(slice(c - a, e - a) for c, e, a in zip(box.corner, box.end, low, strict=True))
                 wider.elements[inside], wider.known[inside] = box.elements, box.known  # type: ignore[index]
-            box = self._boxes[atom.id] = wider
+            box = self._learnt[atom.id] = wider
         assert box.known is not None
         places = box.places(positions)
         box.elements[places] = np.where(box.known[places], box.elements[places], elements)
         box.known[places] = True
 
     def _learned(self, atom: Atom, positions: list[Array]) -> Array:
-        box = self._boxes.get(atom.id)
+        box = self._learnt.get(atom.id)
         if box is None or box.known is None or not box.holds(*_hull(positions)):
             raise Unlearned(self._called(atom))
         places = box.places(positions)
@@ -306,6 +323,22 @@ def _grid(axes: Mapping[int, Array]) -> dict[int, Array]:
         v: values.reshape([-1 if axis == place else 1 for axis in range(count)])
         for place, (v, values) in enumerate(axes.items())
     }
+
+
+def _links(positions: Sequence[Array]) -> _Links:
+    """Positions that go along with earlier ones need no axis of their own: those of a diagonal, or of a window."""
+    result: list[tuple[int | None, int]] = []
+    for number, mine in enumerate(positions):
+        found: tuple[int | None, int] = (None, 0)
+        for leader, its in enumerate(positions[:number]):
+            if mine.shape == its.shape and mine.size > 1 and result[leader][0] is None:
+                distance = mine - its
+                first = int(distance.flat[0])
+                if (distance == first).all():
+                    found = leader, first
+                    break
+        result.append(found)
+    return tuple(result)
 
 
 def _hull(positions: Sequence[Array]) -> tuple[list[int], list[int]]:

@@ -6,11 +6,15 @@ the numbers that it may be: `ids < lo` is Σ_v [ids = v] for v below lo. So mask
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from graphguard.engine.definition import Part
 from graphguard.engine.function import apply
 from graphguard.engine.lane import Lane, collapse, equal, larger, smaller, varies
+from graphguard.engine.merge import matches
 from graphguard.engine.product import Layout, constant, filled, multiply
 from graphguard.engine.table import Table
 from graphguard.engine.term import (
@@ -201,7 +205,7 @@ def _one_hot_of_choice(table: Table, value: Value, size: int, dim: int) -> Value
     shift: Lane = 0
     chosen: Term | None = None
     linear = 0
-    for term in value.terms:
+    for term in map(partial(_opened, table), value.terms):
         deltas = [f for f in term.factors if f.atom.kind == "delta"]
         if len(deltas) != 1 or len(term.summed) != 1 or term.coefficient.denominator != 1:
             raise Undescribed("an index that is computed from several tensors")
@@ -213,9 +217,9 @@ def _one_hot_of_choice(table: Table, value: Value, size: int, dim: int) -> Value
         else:
             raise Undescribed("an index that is computed from several tensors")
         bare = term.with_(coefficient=ONE, weight=1, factors=(deltas[0],))
-        if chosen is not None and not _alike(chosen, bare):
+        if chosen is not None and not _alike(chosen, bare, term.weight):
             raise Undescribed("an index that is chosen in several ways")
-        chosen = bare
+        chosen = bare if chosen is None or rest else chosen
     if chosen is None or linear != 1:
         raise Undescribed("an index that is chosen in several ways")
     (delta,), (summed,) = chosen.factors, chosen.summed
@@ -245,15 +249,29 @@ def _one_hot_of_choice(table: Table, value: Value, size: int, dim: int) -> Value
     return Value(shape, tuple(terms))
 
 
+def _opened(table: Table, term: Term) -> Term:
+    """A delta at one value as a sum of deltas over that value."""
+    for place, factor in enumerate(term.factors):
+        if factor.atom.kind == "delta" and not factor.at[-1].terms:
+            value = factor.at[-1].offset
+            variable = next(table.names)
+            opened = factor._replace(at=(*factor.at[:-1], Index(((variable, 1),))))
+            factors = (*term.factors[:place], opened, *term.factors[place + 1 :])
+            return term.with_(factors=factors, ranges={**term.ranges, variable: (value, collapse(value + 1))})
+    return term
+
+
 def _is_subject(table: Table, factor: Factor, delta: Factor) -> bool:
     """Whether the factor is what the delta compares, at the same position."""
     atom, axes = delta_of(table, (factor,))
     return atom is delta.atom and all(a.key == b.key for a, b in zip(axes, delta.at[:-1], strict=True))
 
 
-def _alike(a: Term, b: Term) -> bool:
-    from graphguard.engine.merge import same_term
-
-    return same_term(a, b)
-
-
+def _alike(a: Term, b: Term, weight: Lane) -> bool:
+    """Whether two terms are alike in the lanes where a weight counts."""
+    there = np.asarray(weight) != 0
+    for names in matches(a, b):
+        spans = [(a.ranges[v], b.ranges[w]) for v, w in names.items()]
+        if all(np.all((np.asarray(x[n]) == y[n]) | ~there) for x, y in spans for n in (0, 1)):
+            return True
+    return False

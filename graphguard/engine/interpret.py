@@ -48,12 +48,14 @@ class Interpretation:
     sequential: Environment = field(default_factory=dict)
     streams: list[tuple[Stream, Environment]] = field(default_factory=list)
     opaque: set[str] = field(default_factory=set)
+    fallbacks: list[tuple[Node, str]] = field(default_factory=list)
 
 
 class Interpreter:
     def __init__(self, table: Table):
         self.table, self.ops = table, Ops(table)
         self.opaque: set[str] = set()  # operators that no row describes
+        self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
         self._constants: dict[Constant, Any] = {}
 
     # ------------------------------------------------------------------ one node
@@ -71,6 +73,7 @@ class Interpreter:
         except Undescribed as error:
             results, reason = None, str(error)
         if results is None:
+            self.fallbacks.append((node, reason))
             results = self._opaque(node, args, kwargs, reason)
         return [self._checked(node, tensor, result) for tensor, result in zip(node.outputs, results, strict=False)]
 

@@ -1,4 +1,4 @@
-"""What the named functions and operators of descriptions compute, in numpy: for the evaluator alone."""
+"""What the named functions of descriptions compute, in numpy: for the evaluator alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 _erf = np.vectorize(math.erf, otypes=[float])
+_erfc = np.vectorize(math.erfc, otypes=[float])
+_lgamma = np.vectorize(math.lgamma, otypes=[float])
 
 
 def _gelu(x: Any, approximate: str) -> Any:
@@ -25,41 +27,152 @@ def _gelu_slope(x: Any, approximate: str) -> Any:
     return 0.5 * (1 + _erf(x / math.sqrt(2))) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
-def _number(parameter: Any) -> float:
-    return -math.inf if parameter == "-inf" else math.inf if parameter == "inf" else float(parameter)
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _softplus(x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    beta = float(beta)
+    return np.where(x * beta > float(threshold), x, np.log1p(np.exp(np.minimum(x * beta, 700))) / beta)
+
+
+def _softplus_slope(x: Any, beta: Any, threshold: Any) -> Any:
+    return np.where(x * float(beta) > float(threshold), 1.0, _sigmoid(x * float(beta)))
+
+
+def _mish_slope(x: Any) -> Any:
+    t = np.tanh(np.log1p(np.exp(x)))
+    return t + x * (1 - t * t) * _sigmoid(x)
+
+
+def _elu(x: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
+    return float(scale) * np.where(x > 0, x, float(alpha) * np.expm1(x * float(input_scale)))
+
+
+def _elu_slope(x: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
+    below = float(alpha) * float(input_scale) * np.exp(x * float(input_scale))
+    return float(scale) * np.where(x > 0, 1.0, below)
+
+
+def _elu_slope_of_result(y: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
+    return np.where(y > 0, float(scale), float(input_scale) * (y + float(alpha) * float(scale)))
+
+
+def _smooth_l1(x: Any, width: Any) -> Any:
+    beta = float(width)
+    size = np.abs(x)
+    return np.where(size < beta, 0.5 * x * x / beta if beta else size, size - 0.5 * beta)
+
+
+def _smooth_l1_slope(x: Any, width: Any) -> Any:
+    beta = float(width)
+    return np.where(np.abs(x) < beta, x / beta if beta else x, np.sign(x))
+
+
+def _huber(x: Any, width: Any) -> Any:
+    delta = float(width)
+    size = np.abs(x)
+    return np.where(size <= delta, 0.5 * x * x, delta * (size - 0.5 * delta))
+
+
+def _huber_slope(x: Any, width: Any) -> Any:
+    delta = float(width)
+    return np.where(np.abs(x) <= delta, x, delta * np.sign(x))
+
+
+def _clamp(x: Any, low: Any, high: Any) -> Any:
+    return np.clip(x, None if low is None else float(low), None if high is None else float(high))
+
+
+def _wrapped(x: Any, dtype: str) -> Any:
+    return np.asarray(x).astype(np.int64).astype(dtype).astype(float)
+
+
+def _is(condition: Any) -> Any:
+    return np.asarray(condition, dtype=float)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "relu": lambda x: np.maximum(x, 0),
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "gelu": _gelu,
-    "gelu_slope": _gelu_slope,
+    # arithmetic
     "pow": lambda x, p: np.power(x, float(p)),
     "power": np.power,
-    "abs": np.abs,
-    "sin": np.sin,
-    "cos": np.cos,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "lgamma": _lgamma,
     "erf": _erf,
+    "erfc": _erfc,
+    "inverse_or_zero": lambda x: np.where(x == 0, 0.0, 1 / np.where(x == 0, 1.0, x)),
+    "abs": np.abs,
     "sign": np.sign,
+    "sgn": np.sign,
     "floor": np.floor,
     "ceil": np.ceil,
     "round": np.round,
     "trunc": np.trunc,
+    "frac": lambda x: x - np.trunc(x),
+    "wrapped": _wrapped,
+    "floor_divide": lambda a, b: np.floor(a / b),
+    "remainder": np.mod,
+    "fmod": np.fmod,
     "maximum": np.maximum,
     "minimum": np.minimum,
-    "eq": lambda a, b: np.asarray(a == b, dtype=float),
-    "lt": lambda a, b: np.asarray(a < b, dtype=float),
-    "le": lambda a, b: np.asarray(a <= b, dtype=float),
-    "nonzero": lambda x: np.asarray(x != 0, dtype=float),
-    "positive": lambda x: np.asarray(x > 0, dtype=float),
-    "clamp": lambda x, low, high: np.clip(x, None if low is None else float(low), None if high is None else float(high)),
-    "floor_divide": lambda a, b: np.floor(a / b),
-    "remainder": lambda a, b: np.mod(a, b),
-    "number": lambda p: _number(p),
-    "times": lambda a, b: np.where(b == 0, 0.0, a * b),
+    "clamp": _clamp,
+    "hypot": np.hypot,
+    "copysign": np.copysign,
+    "xlogy": lambda a, b: np.where(a == 0, 0.0, a * np.log(b)),
+    # angles
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "sinc": np.sinc,
+    # masks
+    "eq": lambda a, b: _is(a == b),
+    "lt": lambda a, b: _is(a < b),
+    "le": lambda a, b: _is(a <= b),
+    "nonzero": lambda x: _is(x != 0),
+    "positive": lambda x: _is(x > 0),
+    "isnan": lambda x: _is(np.isnan(x)),
+    "isinf": lambda x: _is(np.isinf(x)),
+    # activations
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": _sigmoid,
+    "silu_slope": lambda x: _sigmoid(x) * (1 + x * (1 - _sigmoid(x))),
+    "gelu": _gelu,
+    "gelu_slope": _gelu_slope,
+    "leaky_relu": lambda x, slope: np.where(x > 0, x, x * float(slope)),
+    "leaky_relu_slope": lambda x, slope: np.where(x > 0, 1.0, float(slope)),
+    "elu": _elu,
+    "elu_slope": _elu_slope,
+    "elu_slope_of_result": _elu_slope_of_result,
+    "celu": lambda x, alpha: np.where(x > 0, x, float(alpha) * np.expm1(x / float(alpha))),
+    "softplus": _softplus,
+    "softplus_slope": _softplus_slope,
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "mish_slope": _mish_slope,
+    "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "hardswish_slope": lambda x: np.where(x <= -3, 0.0, np.where(x < 3, x / 3 + 0.5, 1.0)),
+    "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "hardsigmoid_slope": lambda x: _is((x > -3) & (x < 3)) / 6,
+    "hardtanh_slope": lambda x, low, high: _is((x > float(low)) & (x < float(high))),
+    "hardshrink": lambda x, width: np.where(np.abs(x) <= float(width), 0.0, x),
+    "softshrink": lambda x, width: np.sign(x) * np.maximum(np.abs(x) - float(width), 0),
+    "shrink_slope": lambda x, width: _is(np.abs(x) > float(width)),
+    # losses
+    "smooth_l1": _smooth_l1,
+    "smooth_l1_slope": _smooth_l1_slope,
+    "huber": _huber,
+    "huber_slope": _huber_slope,
 }
-
-OPERATORS: dict[str, Callable[..., Any]] = {}

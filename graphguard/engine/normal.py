@@ -73,12 +73,16 @@ class _Work:
 
     # ------------------------------------------------------------------ lanes without a share
     def _drop_empty_lanes(self) -> bool:
-        for low, high in [*self.ranges.values(), *self.box]:
+        visible = self._visible()
+        shown = [span for v, span in self.ranges.items() if v in visible]
+        for low, high in [*shown, *self.box]:
             if type(low) is int and type(high) is int:
                 if high <= low:
                     return False
             elif not everywhere(high > low):
                 self.weight = collapse(self.weight * np.asarray(high > low, dtype=np.int64))
+        if any(everywhere(high <= low) for low, high in self.ranges.values()):
+            return False  # a sum over nothing; over nothing in some lanes is fine as it is
         if isinstance(self.weight, np.ndarray):
             if not self.weight.any():
                 return False
@@ -247,6 +251,8 @@ class _Work:
             self.weight = 0
             del self.factors[number]
             return True
+        if self._part_impulse(number, index):
+            return True
         visible = self._visible()
         for variable, stride in sorted(index.terms, key=lambda term: term[0] in visible):
             if abs(stride) != 1:
@@ -262,6 +268,19 @@ class _Work:
                 del self.factors[number]
                 return True
         return False
+
+    def _part_impulse(self, number: int, index: Index) -> bool:
+        """S A + B = 0 with |B| < S means A = 0 and B = 0: equal rows and equal columns."""
+        largest = abs(index.terms[0][1])
+        outer = tuple((v, s // largest) for v, s in index.terms if s % largest == 0)
+        if largest == 1 or len(outer) == len(index.terms):
+            return False
+        rest = Index(tuple(t for t in index.terms if t[1] % largest), index.offset)
+        low, high = bounds(rest, self.ranges)
+        if not (everywhere(low > -largest) and everywhere(high < largest)):
+            return False
+        self.factors[number : number + 1] = [Factor(IMPULSE, (Index(outer),)), Factor(IMPULSE, (rest,))]
+        return True
 
     def _confine(self, index: Index, span: Range) -> bool:
         """Restrict the term to where an index lies in a range; False if that has no form."""

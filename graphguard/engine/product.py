@@ -80,9 +80,10 @@ class Layout:
             dims = tuple(tuple(new[v] for v in dim) for dim in dims)
         self.parts.append(factors)
         self.ranges |= ranges
-        for label, group in zip(labels, dims, strict=True):
+        for label, dim in zip(labels, dims, strict=True):
+            group = [v for v in dim if not equal(extent(self.ranges[v]), 1)]  # one element is summed over, which is itself
             known = self.groups.get(label)
-            self.groups[label] = list(group) if known is None else self._joined(known, list(group))
+            self.groups[label] = group if known is None else self._joined(known, group)
 
     def _substitute(self, replacements: dict[Variable, Index]) -> None:
         self.parts = [substitute(part, replacements) for part in self.parts]

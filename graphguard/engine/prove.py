@@ -54,7 +54,7 @@ def interpret(sequential: Graph, joint: Joint, relations: Sequence[Graph], range
     table.recording = False
     streams = classes_of(joint.graphs, relations)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
-    found.opaque = interpreter.opaque
+    found.opaque, found.fallbacks = interpreter.opaque, interpreter.fallbacks
     return found
 
 

@@ -26,12 +26,14 @@ class Table:
         self._atoms: dict[tuple[str, Hashable], Atom] = {}
         self._defined: dict[Hashable, dict[tuple[int, ...], Atom]] = {}  # by skeleton, then by pattern
         self._ids = itertools.count(FIRST_ID)
+        self._filed: set[int] = set()  # the sums of the sequential run
         self.definitions: dict[int, Definition] = {}
         self.subjects: dict[int, tuple[int, int]] = {}  # the range of what a delta compares, by the delta's atom
         self.bounds: dict[int, tuple[int, int]] = {}  # the declared range of an integer atom
         self.sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
         self.parts: dict[int, tuple[Atom, int]] = {}  # of an input given as a sum: what it is part of, and how many there are
         self.names = itertools.count()
+        self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
 
     # ------------------------------------------------------------------ atoms
@@ -117,17 +119,21 @@ class Table:
         found = normal(term, self.subjects)
         if found is None:
             return None
+        if not self.folding:
+            return found
         folded = self._fold(found)
-        if self.recording:
-            folded = self.filed(folded)
-        return folded
+        return self.filed(folded, masks=False) if self.recording else folded
 
-    def filed(self, term: Term) -> Term:
-        """The term without sums: an atom for each."""
-        while pending := [v for v in term.summed if not varies(extent(term.ranges[v]))]:
+    def filed(self, term: Term, masks: bool = True) -> Term:
+        """The term without sums: an atom for each. Masks, which are sums of deltas over values, may stay open."""
+        while pending := [
+            v for v in term.summed if not varies(extent(term.ranges[v])) and (masks or not _is_mask(term.factors, v))
+        ]:
             inside, bound = _connected(term, pending[0], set(pending))
             part = Part((0, ONE), inside, bound)
             atom, axes = self.define("sum", "sum", (), 1, [part], term.ranges, **signs(inside))
+            if self.recording:
+                self._filed.add(atom.id)
             term = self._replaced(term, inside, bound, atom, axes)
         return term
 
@@ -154,7 +160,7 @@ class Table:
             closed = tuple(sorted(v for v in mentioned(inside) if v in even and v not in outside))
             for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
                 found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], term.ranges)
-                if found is not None:
+                if found is not None and found[0].id in self._filed:
                     return self._replaced(term, inside, bound, *found)
         return None
 
@@ -191,6 +197,12 @@ def _connected(term: Term, start: Variable, pending: set[Variable]) -> tuple[tup
         if grown == variables:
             return inside, tuple(sorted(variables))
         variables = grown
+
+
+def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:
+    """Whether a variable only says which values a delta accepts."""
+    inside = [f for f in factors if variable in f.variables()]
+    return len(inside) == 1 and inside[0].atom.kind == "delta" and inside[0].at[-1].terms == ((variable, 1),)
 
 
 def signs(factors: Iterable[Factor]) -> dict[str, bool]:

@@ -1,136 +1,202 @@
-"""Reading and writing at positions that are data: embeddings, gathers, scatters, masks."""
+"""Reading and writing at positions that are data: embeddings, gathers, scatters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.term import IDX, Undescribed, Value
 from graphguard.lemmas.registry import Call, row
+from graphguard.lemmas.whole import bounded, hot
 
 LETTERS = "abcdefghijklmnop"
-
-
-def declare(c: Call, index: Value, size: int) -> None:
-    """What indexes a dim of the sequential program lies in it."""
-    if not c.table.recording:
-        return
-    for term in index.terms:
-        if len(index.terms) == 1 and len(term.factors) == 1 and term.coefficient == 1:
-            c.table.declare(term.factors[0].atom, 0, size)
+SHARED = "qrstuvwxyz"
 
 
 @row("aten.embedding.default", means="Σ_v [ids = v] W[v]")
-def embedding(c: Call, w: Value, ids: Value, padding: int = -1, *_: Any) -> Value:
-    declare(c, ids, c.size(w, 0))
+def embedding(c: Call, w: Value, ids: Value, *_: Any) -> Value:
     lead = LETTERS[: len(ids.shape)]
-    return c.einsum([f"{lead}v", "vh"], f"{lead}h", c.one_hot(ids, c.size(w, 0), len(ids.shape)), w)
+    return c.einsum([f"{lead}y", "yz"], f"{lead}z", hot(c, ids, c.size(w, 0), len(ids.shape)), w)
 
 
-@row("aten.embedding_dense_backward.default", means="Σ [ids = v] g", needs="no padding row, no scaling by frequency")
-def embedding_backward(c: Call, g: Value, ids: Value, rows: int, padding: int = -1, scaled: bool = False) -> Value:
+@row("aten.embedding_dense_backward.default", means="Σ [ids = v] g, and 0 for the padding row", needs="no scaling by frequency")
+def embedding_backward(c: Call, g: Value, ids: Value, rows: int, padding: int, scaled: bool) -> Value:
     if scaled:
         raise Undescribed("a gradient scaled by frequency")
     lead = LETTERS[: len(ids.shape)]
-    grad = c.einsum([f"{lead}v", f"{lead}h"], "vh", c.one_hot(ids, rows, len(ids.shape)), g)
+    grad = c.einsum([f"{lead}y", f"{lead}z"], "yz", hot(c, ids, rows, len(ids.shape)), g)
     if padding >= 0:
         keep = c.compare("ne", c.arange(rows), c.full((rows,), padding), whole=True)
         grad = c.mul(grad, c.reshape(keep, [rows, 1]))
     return grad
 
 
+def _shrunk(c: Call, x: Value, sizes: Sequence[Any], but: int | None = None) -> Value:
+    """The first elements of each dim, as many as an index has."""
+    for dim, size in enumerate(sizes):
+        if dim != but and x.shape[dim] != size:
+            x = c.cut(x, dim, 0, size)
+    return x
+
+
 @row("aten.gather.default", means="Σ_v [index = v] x[v] along a dim")
-def gather(c: Call, x: Value, dim: int, index: Value, **_: Any) -> Value:
+def gather(c: Call, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     if not x.shape:
-        return x
+        return c.expand(x, index.shape)
+    if not index.shape:
+        raise Undescribed("an index without dims")
     dim %= len(x.shape)
-    declare(c, index, c.size(x, dim))
-    for other in range(len(x.shape)):
-        if other != dim and x.shape[other] != index.shape[other]:
-            x = c.cut(x, other, 0, index.shape[other])
     labels = LETTERS[: len(x.shape)]
-    hot = c.one_hot(index, c.size(x, dim), len(x.shape))
-    return c.einsum([labels[:dim] + "z" + labels[dim + 1 :], labels + "z"], labels, x, hot)
+    x = _shrunk(c, x, index.shape, dim)
+    chosen = hot(c, index, c.size(x, dim), len(x.shape))
+    return c.einsum([labels[:dim] + "z" + labels[dim + 1 :], labels + "z"], labels, x, chosen)
 
 
 @row("aten.scatter_add.default", means="x + Σ [index = v] y along a dim")
 def scatter_add(c: Call, x: Value, dim: int, index: Value, y: Value) -> Value:
+    if not x.shape or not index.shape:
+        raise Undescribed("a scatter without dims")
     dim %= len(x.shape)
-    declare(c, index, c.size(x, dim))
     labels = LETTERS[: len(x.shape)]
-    for other in range(len(x.shape)):
-        if y.shape[other] != index.shape[other]:
-            y = c.cut(y, other, 0, index.shape[other])
-        if other != dim and x.shape[other] != index.shape[other]:
-            raise Undescribed("a scatter to a part of the rows")
-    hot = c.one_hot(index, c.size(x, dim), len(x.shape))
-    return c.add(x, c.einsum([labels, labels + "z"], labels[:dim] + "z" + labels[dim + 1 :], y, hot))
+    y = _shrunk(c, y, index.shape)
+    if any(x.shape[d] != index.shape[d] for d in range(len(x.shape)) if d != dim):
+        raise Undescribed("a scatter to a part of the rows")
+    chosen = hot(c, index, c.size(x, dim), len(x.shape))
+    return c.add(x, c.einsum([labels, labels + "z"], labels[:dim] + "z" + labels[dim + 1 :], y, chosen))
+
+
+@row("aten.scatter_reduce.two", means="x + Σ [index = v] y along a dim", needs="a sum, with what was there")
+def scatter_reduce(c: Call, x: Value, dim: int, index: Value, y: Value, reduce: str, *, include_self: bool = True) -> Value:
+    if reduce != "sum" or not include_self:
+        raise Undescribed(f"a scatter by {reduce}")
+    return scatter_add(c, x, dim, index, y)
 
 
 @row("aten.scatter.src", "aten.scatter.value", means="x with elements replaced", needs="one element per row")
 def scatter(c: Call, x: Value, dim: int, index: Value, y: Any) -> Value:
+    if not x.shape or not index.shape:
+        raise Undescribed("a scatter without dims")
     dim %= len(x.shape)
     if index.shape[dim] != 1 or any(a != b for d, (a, b) in enumerate(zip(x.shape, index.shape, strict=True)) if d != dim):
         raise Undescribed("a scatter of several elements per row")
-    declare(c, index, c.size(x, dim))
-    hot = c.one_hot(c.reshape(index, [*index.shape[:dim], *index.shape[dim + 1 :]]), c.size(x, dim), dim)
-    return c.choose(hot, c.expand(y, x.shape) if isinstance(y, Value) else y, x)
+    chosen = hot(c, c.reshape(index, [*index.shape[:dim], *index.shape[dim + 1 :]]), c.size(x, dim), dim)
+    if not isinstance(y, Value):
+        return c.choose(chosen, c.stored(y, c.result_dtype), x)
+    return c.choose(chosen, c.expand(_shrunk(c, y, index.shape), x.shape), x)
 
 
 @row("aten.index_select.default", means="Σ_v [index = v] x[v] along a dim")
 def index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
+    if not x.shape:
+        return x
     dim %= len(x.shape)
-    declare(c, index, c.size(x, dim))
     labels = LETTERS[: len(x.shape)]
-    hot = c.one_hot(index, c.size(x, dim), 1)
-    return c.einsum([labels, "z" + labels[dim]], labels[:dim] + "z" + labels[dim + 1 :], x, hot)
+    index = index if index.shape else c.reshape(index, [1])
+    return c.einsum([labels, "z" + labels[dim]], labels[:dim] + "z" + labels[dim + 1 :], x, hot(c, index, c.size(x, dim), 1))
 
 
-@row("aten.one_hot.default", means="[ids = v]")
-def one_hot(c: Call, ids: Value, classes: int = -1) -> Value:
-    declare(c, ids, c.shape[-1])
-    return c.one_hot(ids, c.shape[-1], len(ids.shape))
+@row("aten.index_add.default", means="x + alpha Σ [index = v] y along a dim")
+def index_add(c: Call, x: Value, dim: int, index: Value, y: Value, *, alpha: Any = 1) -> Value:
+    if not x.shape or not y.shape:
+        raise Undescribed("an index without dims")
+    dim %= len(x.shape)
+    labels = LETTERS[: len(x.shape)]
+    index = index if index.shape else c.reshape(index, [1])
+    chosen = hot(c, index, c.size(x, dim), 1)
+    total = c.einsum([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, y, chosen)
+    return c.add(x, c.scale(total, alpha))
 
 
-@row("aten.index.Tensor", means="Σ_v [i = v] x[v], over the dims that are indexed", needs="neighbouring dims; no masks")
-def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+@row("aten.index_copy.default", means="x with rows replaced", needs="positions that differ from each other")
+def index_copy(c: Call, x: Value, dim: int, index: Value, y: Value) -> Value:
+    if not x.shape or not y.shape:
+        raise Undescribed("an index without dims")
+    dim %= len(x.shape)
+    labels = LETTERS[: len(x.shape)]
+    index = index if index.shape else c.reshape(index, [1])
+    _require_distinct(c, index)
+    chosen = hot(c, index, c.size(x, dim), 1)
+    there = c.reshape(c.sum(chosen, [0]), [c.size(x, dim) if d == dim else 1 for d in range(len(x.shape))])
+    new = c.einsum([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, y, chosen)
+    return c.add(c.mul(x, c.negate(there)), new)
+
+
+def _require_distinct(c: Call, *indices: Value) -> None:
+    """Several elements at one position: which one is left is not known."""
+    if not any(_is_distinct(c, index) for index in indices):
+        raise Undescribed("a write to positions that are data")
+
+
+def _is_distinct(c: Call, index: Value) -> bool:
+    if all(c.size(index, dim) == 1 for dim in range(len(index.shape))):
+        return True
+    terms = index.terms
+    if len(index.shape) != 1 or len(terms) != 1 or len(terms[0].factors) != 1 or terms[0].factors[0].atom is not IDX:
+        return False
+    (visible,) = terms[0].dims
+    return not terms[0].summed and len(visible) == 1 and bool(dict(terms[0].factors[0].at[0].terms).get(visible[0]))
+
+
+def _places(c: Call, indices: Sequence[Value | None]) -> list[int]:
+    tensors: Any = c.node.args[1]
     places = [d for d, each in enumerate(indices) if each is not None]
-    if any(c.node.args[1][d].dtype == "bool" for d in places):  # type: ignore[index, union-attr]
+    if any(tensors[d].dtype in ("bool", "uint8") for d in places):
         raise Undescribed("a selection by a mask, whose size depends on data")
-    if places != list(range(places[0], places[-1] + 1)):
+    if not places or places != list(range(places[0], places[-1] + 1)):
         raise Undescribed("an index of dims that are not neighbours")
+    return places
+
+
+@row("aten.index.Tensor", "aten._unsafe_index.Tensor", means="Σ_v [i = v] x[v], over the dims that are indexed",
+     needs="neighbouring dims; no masks; no negative positions")  # fmt: skip
+def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    places = _places(c, indices)
     picked = c.broadcast(*(each for each in indices if each is not None))
     rank = len(picked[0].shape)
-    labels = LETTERS[: len(x.shape)]
-    shared = "qrstuvwxyz"[:rank]
-    hots = []
-    for dim, each in zip(places, picked, strict=True):
-        declare(c, each, c.size(x, dim))
-        hots.append(c.one_hot(each, c.size(x, dim), rank))
+    labels, shared = LETTERS[: len(x.shape)], SHARED[:rank]
+    hots = [hot(c, each, c.size(x, dim), rank, wraps=True) for dim, each in zip(places, picked, strict=True)]
     names = [labels, *(shared + labels[dim] for dim in places)]
     return c.einsum(names, labels[: places[0]] + shared + labels[places[-1] + 1 :], x, *hots)
 
 
 @row("aten.index_put.default", "aten._unsafe_index_put.default", means="x with elements replaced or added to",
-     needs="a mask with one number, or accumulation")  # fmt: skip
+     needs="a mask with one number, accumulation, or one position")  # fmt: skip
 def index_put(c: Call, x: Value, indices: Sequence[Value | None], y: Value, accumulate: bool = False) -> Value:
-    tensors = c.node.args[1]
-    (first, *others) = indices
-    if not others and first is not None and tensors[0].dtype == "bool":  # type: ignore[index, union-attr]
-        if accumulate or any(size != 1 for size in y.shape):
-            raise Undescribed("a write of several elements by a mask")
-        mask = c.reshape(first, [*first.shape, *[1] * (len(x.shape) - len(first.shape))])
-        return c.choose(c.expand(mask, x.shape), c.expand(c.reshape(y, [1] * len(x.shape)), x.shape), x)
-    if not accumulate:
-        raise Undescribed("a write to positions that are data")
+    tensors: Any = c.node.args[1]
+    if len(indices) == 1 and indices[0] is not None and tensors[0].dtype == "bool":
+        return _masked_put(c, x, indices[0], y, accumulate)
+    places = _places(c, indices)
     picked = c.broadcast(*(each for each in indices if each is not None))
-    places = [d for d, each in enumerate(indices) if each is not None]
-    if places != list(range(len(places))):
-        raise Undescribed("a write to inner dims")
     rank = len(picked[0].shape)
-    shared = "qrstuvwxyz"[:rank]
-    labels = LETTERS[: len(x.shape)]
-    rest = labels[len(places) :]
-    hots = [c.one_hot(each, c.size(x, dim), rank) for dim, each in zip(places, picked, strict=True)]
-    y = c.expand(y, [*picked[0].shape, *x.shape[len(places) :]])
-    return c.add(x, c.einsum([shared + rest, *(shared + labels[d] for d in places)], labels, y, *hots))
+    if not accumulate:
+        _require_distinct(c, *picked)
+    shared, labels = SHARED[:rank], LETTERS[: len(x.shape)]
+    before, after = labels[: places[0]], labels[places[-1] + 1 :]
+    hots = [hot(c, each, c.size(x, dim), rank, wraps=True) for dim, each in zip(places, picked, strict=True)]
+    names = [shared + labels[d] for d in places]
+    y = c.expand(y, [*x.shape[: places[0]], *picked[0].shape, *x.shape[places[-1] + 1 :]])
+    new = c.einsum([before + shared + after, *names], labels, y, *hots)
+    if accumulate:
+        return c.add(x, new)
+    there = c.einsum(names, "".join(labels[d] for d in places), *hots)
+    wide = c.reshape(there, [c.size(x, d) if d in places else 1 for d in range(len(x.shape))])
+    return c.add(c.mul(x, c.negate(wide)), new)
+
+
+def _masked_put(c: Call, x: Value, mask: Value, y: Value, accumulate: bool) -> Value:
+    if accumulate or any(size != 1 for size in y.shape):
+        raise Undescribed("a write of several elements by a mask")
+    mask = c.reshape(mask, [*mask.shape, *[1] * (len(x.shape) - len(mask.shape))])
+    return c.choose(c.expand(mask, x.shape), c.expand(c.reshape(y, [1] * len(x.shape)), x.shape), x)
+
+
+@row("aten.bucketize.Tensor", "aten.searchsorted.Tensor", means="where each element belongs in a sorted row",
+     needs="one whole row")  # fmt: skip
+def bucketize(c: Call, first: Value, second: Value, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+              sorter: Value | None = None) -> Value:  # fmt: skip
+    x, edges = (first, second) if "bucketize" in c.node.op else (second, first)
+    if len(edges.shape) != 1 or sorter is not None:
+        raise Undescribed("a search in several rows")
+    wide = c.expand(c.reshape(edges, [*[1] * len(x.shape), *edges.shape]), [*x.shape, *edges.shape])
+    found = c.opaque("bucketize", [x, wide], len(x.shape), (), (right or side == "right",))
+    return bounded(c, found, 0, c.size(edges, 0) + 1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from fractions import Fraction
 from typing import Any
 
+from graphguard.engine.function import is_constant
+from graphguard.engine.lane import everywhere
+from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
-from graphguard.lemmas.index import declare
+from graphguard.lemmas.reduction import count_of
 from graphguard.lemmas.registry import Call, row
+from graphguard.lemmas.whole import declare, span_of
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -16,67 +21,131 @@ def _reduced(c: Call, each: Value, reduction: int) -> Value:
     return each if reduction == NONE else c.mean(each) if reduction == MEAN else c.sum(each)
 
 
-def _slope(c: Call, g: Value, like: Value, reduction: int) -> Value:
+def _arriving(c: Call, g: Value, like: Value, reduction: int) -> Value:
     """The gradient that arrives at each element of a reduced loss."""
     if reduction == NONE:
         return g
-    count = 1
-    for dim in range(len(like.shape)):
-        count *= c.size(like, dim)
+    count = count_of(c, like, range(len(like.shape)))
     return c.scale(c.expand(g, like.shape), Fraction(1, count) if reduction == MEAN else 1)
+
+
+def _distance(c: Call, x: Value, y: Value) -> Value:
+    return c.atomic(c.sub(x, y))
 
 
 @row("aten.mse_loss.default", means="(x - y)², reduced")
 def mse(c: Call, x: Value, y: Value, reduction: int = MEAN) -> Value:
-    return _reduced(c, c.power(c.atomic(c.sub(x, y)), 2), reduction)
+    return _reduced(c, c.power(_distance(c, x, y), 2), reduction)
 
 
 @row("aten.mse_loss_backward.default", means="2 g (x - y)")
 def mse_backward(c: Call, g: Value, x: Value, y: Value, reduction: int) -> Value:
-    return c.scale(c.mul(_slope(c, g, x, reduction), c.atomic(c.sub(x, y))), 2)
+    return c.scale(c.mul(_arriving(c, g, x, reduction), _distance(c, x, y)), 2)
 
 
+def _curve(c: Call) -> str:
+    return "huber" if "huber" in c.node.op else "smooth_l1"
+
+
+@row("aten.smooth_l1_loss.default", "aten.huber_loss.default", means="a curve of x - y, reduced")
+def smooth_l1(c: Call, x: Value, y: Value, reduction: int = MEAN, width: Any = 1) -> Value:
+    return _reduced(c, c.fn(_curve(c), _distance(c, x, y), parameters=(fraction(width),)), reduction)
+
+
+@row("aten.smooth_l1_loss_backward.default", "aten.huber_loss_backward.default", means="g times the slope of a curve of x - y")
+def smooth_l1_backward(c: Call, g: Value, x: Value, y: Value, reduction: int, width: Any) -> Value:
+    parameters: tuple[Hashable, ...] = (fraction(width),)
+    return c.mul(_arriving(c, g, x, reduction), c.fn(f"{_curve(c)}_slope", _distance(c, x, y), parameters=parameters))
+
+
+@row("aten.binary_cross_entropy.default", means="-w (y max(log x, -100) + (1 - y) max(log(1 - x), -100)), reduced")
+def bce(c: Call, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
+    one = c.ones(())
+    logs = [c.fn("clamp", c.log(each), parameters=(Fraction(-100), None)) for each in (x, c.sub(one, x))]
+    each = c.neg(c.add(c.mul(y, logs[0]), c.mul(c.sub(c.ones(y.shape), y), logs[1])))
+    return _reduced(c, each if weight is None else c.mul(each, weight), reduction)
+
+
+@row("aten.binary_cross_entropy_backward.default", means="g w (x - y) / max(x (1 - x), 1e-12)")
+def bce_backward(c: Call, g: Value, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
+    product = c.mul(x, c.sub(c.ones(x.shape), x))
+    below = c.fn("clamp", product, parameters=(Fraction(1, 10**12), None))
+    slope = c.mul(_arriving(c, g, x, reduction), c.div(_distance(c, x, y), below))
+    return slope if weight is None else c.mul(slope, weight)
+
+
+@row("aten.binary_cross_entropy_with_logits.default", means="w ((1 - y) x + (1 + (p - 1) y) log(1 + exp(-x))), reduced")
+def bce_with_logits(
+    c: Call, x: Value, y: Value, weight: Value | None = None, positive: Value | None = None, reduction: int = MEAN
+) -> Value:
+    one = c.ones(x.shape)
+    soft = c.log(c.add(one, c.exp(c.neg(x))))
+    if positive is not None:
+        soft = c.mul(soft, c.add(one, c.mul(y, c.sub(positive, c.ones(())))))
+    each = c.add(c.mul(c.sub(one, y), x), soft)
+    return _reduced(c, each if weight is None else c.mul(each, weight), reduction)
+
+
+# ---------------------------------------------------------------------- classes
 def _kept(c: Call, target: Value, ignored: int) -> Value | None:
     """1 for targets that count; None if all do."""
     keep = c.compare("ne", target, c.full(target.shape, ignored), whole=True)
-    from graphguard.engine.function import is_constant
-
     return None if is_constant(keep) == 1 else keep
 
 
-@row("aten.nll_loss_forward.default", means="-Σ_v [t = v] x[v], reduced, and the number of targets that count", needs="no weights")
-def nll(c: Call, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int) -> tuple[Value, Value]:
-    if weight is not None:
-        raise Undescribed("a loss with weights for classes")
-    declare(c, target, c.size(x, len(x.shape) - 1))
+def _classes(c: Call, target: Value, size: int, ignored: int) -> Value:
+    """[target = v] along a new last dim; a row of zeros for a target that is ignored."""
+    span = span_of(c.table, target)
+    if span is None or everywhere(span[0] >= 0) or ignored >= 0:
+        declare(c, target, size)  # of a range that was given with negative numbers nothing is taken away
+        span = span_of(c.table, target)
+    if not c.table.recording:
+        low = span is not None and (everywhere(span[0] >= 0) or (ignored < 0 and everywhere(span[0] >= ignored)))
+        if span is None or not low or not everywhere(span[1] < size):
+            raise Undescribed("a target that may be none of the classes")
+    return c.one_hot(target, size, len(target.shape))
+
+
+def _last_classes(c: Call, x: Value) -> Value:
+    """[batch, classes, ...] with the classes last."""
+    return x if len(x.shape) < 3 else c.permute(x, [0, *range(2, len(x.shape)), 1])
+
+
+@row("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",
+     means="-Σ_v [t = v] w[v] x[v], reduced, and the weight of the targets that count")  # fmt: skip
+def nll(c: Call, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int) -> tuple[Value, Value | None]:
+    x = _last_classes(c, x)
+    hot = _classes(c, target, c.size(x, len(x.shape) - 1), ignored)
     keep = _kept(c, target, ignored)
-    lead = "abc"[: len(target.shape)]
-    each = c.neg(c.einsum([f"{lead}v", f"{lead}v"], lead, x, c.one_hot(target, c.size(x, len(x.shape) - 1), len(target.shape))))
+    lead = "abcdef"[: len(target.shape)]
+    if weight is None:
+        each = c.neg(c.einsum([f"{lead}v", f"{lead}v"], lead, x, hot))
+        counted = c.ones(target.shape) if keep is None else keep
+    else:
+        each = c.neg(c.einsum([f"{lead}v", f"{lead}v", "v"], lead, x, hot, weight))
+        counted = c.einsum([f"{lead}v", "v"], lead, hot, weight)
+        counted = counted if keep is None else c.mul(counted, keep)
     if keep is not None:
         each = c.mul(each, keep)
-    count = c.full((), c.size(target, 0) if target.shape else 1) if keep is None else c.sum(keep)
     if reduction == NONE:
-        return each, count
-    total = c.sum(each)
+        return each, None
+    total, count = c.sum(each), c.sum(counted)
     return (c.div(total, count) if reduction == MEAN else total), count
 
 
-@row("aten.nll_loss_backward.default", means="-g [t = v] / count", needs="no weights")
+@row("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", means="-g [t = v] w[v] / count")
 def nll_backward(
     c: Call, g: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int, count: Value
 ) -> Value:
-    if weight is not None:
-        raise Undescribed("a loss with weights for classes")
-    declare(c, target, c.size(x, len(x.shape) - 1))
+    rank = len(x.shape)
+    hot = _classes(c, target, c.size(x, 0 if rank == 1 else 1), ignored)
     keep = _kept(c, target, ignored)
-    hot = c.one_hot(target, c.size(x, len(x.shape) - 1), len(target.shape))
-    slope = c.neg(g)
-    if reduction == MEAN:
-        slope = c.div(slope, count)
-    if keep is not None:
-        slope = c.mul(c.expand(slope, keep.shape), keep)
-    if reduction == NONE or keep is not None:
-        slope = c.reshape(slope, [*slope.shape, 1])
-    return c.mul(hot, slope) if reduction == NONE or keep is not None else c.mul(hot, c.expand(slope, hot.shape))
-
-
+    slope = c.div(c.neg(g), count) if reduction == MEAN else c.neg(g)
+    slope = c.expand(slope, target.shape)
+    slope = slope if keep is None else c.mul(slope, keep)
+    lead = "abcdef"[: len(target.shape)]
+    names, values = [f"{lead}v", lead], [hot, slope]
+    if weight is not None:
+        names, values = [*names, "v"], [*values, weight]
+    grad = c.einsum(names, f"{lead}v", *values)
+    return grad if rank < 3 else c.permute(grad, [0, rank - 1, *range(1, rank - 1)])

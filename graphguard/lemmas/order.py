@@ -10,6 +10,7 @@ from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.reduction import largest, smallest
 from graphguard.lemmas.registry import Call, row
+from graphguard.lemmas.whole import bounded
 
 
 def along(c: Call, name: str, x: Value, dim: int, size: int | None, parameters: Sequence[Hashable] = ()) -> Value:
@@ -33,6 +34,11 @@ def without(c: Call, name: str, x: Value, dim: int, keep: bool, parameters: Sequ
     return c.reshape(found, c.node.outputs[0].shape) if keep else found
 
 
+def where(c: Call, name: str, x: Value, dim: int, keep: bool, parameters: Sequence[Hashable] = ()) -> Value:
+    """A position in a dim."""
+    return bounded(c, without(c, name, x, dim, keep, parameters), 0, _size(c, x, dim))
+
+
 def _size(c: Call, x: Value, dim: int) -> int:
     return c.size(x, dim % len(x.shape)) if x.shape else 1
 
@@ -44,21 +50,21 @@ def flat(c: Call, x: Value) -> Value:
 @row("aten.max.dim", means="the largest element over a dim, and where it is", needs="of its position nothing more is known")
 def max_dim(c: Call, x: Value, dim: int, keep: bool = False) -> tuple[Value, Value]:
     over = [dim % len(x.shape)] if x.shape else []
-    return largest(c, x, over, keep), without(c, "argmax", x, dim, keep)
+    return largest(c, x, over, keep), where(c, "argmax", x, dim, keep)
 
 
 @row("aten.min.dim", means="the smallest element over a dim, and where it is", needs="of its position nothing more is known")
 def min_dim(c: Call, x: Value, dim: int, keep: bool = False) -> tuple[Value, Value]:
     over = [dim % len(x.shape)] if x.shape else []
-    return smallest(c, x, over, keep), without(c, "argmin", x, dim, keep)
+    return smallest(c, x, over, keep), where(c, "argmin", x, dim, keep)
 
 
 @row("aten.argmax.default", "aten.argmin.default", means="the position of the largest or smallest element")
 def arg_extreme(c: Call, x: Value, dim: int | None = None, keep: bool = False) -> Value:
     name = c.node.op.split(".")[1]
     if dim is not None:
-        return without(c, name, x, dim, keep)
-    return c.reshape(without(c, name, flat(c, x), 0, False), c.shape)
+        return where(c, name, x, dim, keep)
+    return c.reshape(where(c, name, flat(c, x), 0, False), c.shape)
 
 
 @row("aten.sort.default", means="a dim in order, and where its elements were")
@@ -75,25 +81,25 @@ def _sorted(c: Call, x: Value, dim: int, parameters: tuple[Hashable, ...]) -> tu
     size = _size(c, x, dim)
     dim %= max(1, len(x.shape))
     values = along(c, "sort", x, dim, size, parameters[:1])
-    return values, along(c, "argsort", x, dim, size, parameters)
+    return values, bounded(c, along(c, "argsort", x, dim, size, parameters), 0, size)
 
 
 @row("aten.topk.default", means="the largest or smallest elements of a dim, and where they are")
 def topk(c: Call, x: Value, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> tuple[Value, Value]:
     dim %= max(1, len(x.shape))
     key = (k, bool(largest), bool(ordered))
-    return along(c, "topk", x, dim, k, key), along(c, "topk_indices", x, dim, k, key)
+    return along(c, "topk", x, dim, k, key), bounded(c, along(c, "topk_indices", x, dim, k, key), 0, _size(c, x, dim))
 
 
 @row("aten.kthvalue.default", means="the k-th smallest element of a dim, and where it is")
 def kthvalue(c: Call, x: Value, k: int, dim: int = -1, keep: bool = False) -> tuple[Value, Value]:
-    return without(c, "kthvalue", x, dim, keep, (k,)), without(c, "kthvalue_index", x, dim, keep, (k,))
+    return without(c, "kthvalue", x, dim, keep, (k,)), where(c, "kthvalue_index", x, dim, keep, (k,))
 
 
 @row("aten.median.dim", "aten.mode.default", means="the middle or the most frequent element of a dim, and where it is")
 def median(c: Call, x: Value, dim: int = -1, keep: bool = False) -> tuple[Value, Value]:
     name = c.node.op.split(".")[1]
-    return without(c, name, x, dim, keep), without(c, f"{name}_index", x, dim, keep)
+    return without(c, name, x, dim, keep), where(c, f"{name}_index", x, dim, keep)
 
 
 @row("aten.median.default", means="the middle element")
@@ -105,7 +111,7 @@ def median_all(c: Call, x: Value) -> Value:
 def cumulative_extreme(c: Call, x: Value, dim: int) -> tuple[Value, Value]:
     name, size = c.node.op.split(".")[1], _size(c, x, dim)
     dim %= max(1, len(x.shape))
-    return along(c, name, x, dim, size), along(c, f"{name}_index", x, dim, size)
+    return along(c, name, x, dim, size), bounded(c, along(c, f"{name}_index", x, dim, size), 0, size)
 
 
 @row("aten.cumprod.default", means="the product so far")

@@ -1,0 +1,104 @@
+"""Every proof case: its verdict, the relations that are proved, and that nothing wrong is claimed about any tensor on the way."""
+
+import importlib
+import math
+
+import pytest
+
+import graphguard as gg
+from cases.case import Case
+from graphguard.api import _ranges
+from graphguard.engine import prove as prover
+from graphguard.expectation import expectations
+from graphguard.oracle.claims import audit_claims
+from graphguard.relation import mesh_of
+
+MODULES = (
+    "mlp",
+    "attention",
+    "fused_qkv",
+    "rope",
+    "vocabulary",
+    "decoders",
+    "norms",
+    "sequence",
+    "data",
+    "identities",
+    "published",
+)
+CASES: list[Case] = [case for name in MODULES for case in importlib.import_module(f"cases.{name}").CASES]
+MOST_RANKS = 4  # of a case whose every tensor is compared with a run
+NOT_YET: frozenset[str] = frozenset()  # correct, but not proved so far
+
+
+class NotProved(Exception):
+    """A correct case that the engine does not prove."""
+
+
+def parameters():
+    for case in CASES:
+        marks = [pytest.mark.xfail(strict=True, raises=NotProved)] if case.name in NOT_YET else []
+        yield pytest.param(case, id=case.name, marks=marks)
+
+
+def test_the_names_of_cases_are_unique_and_those_not_proved_yet_exist():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert set(names) >= NOT_YET
+    assert all(case.expect == "verified" for case in CASES if case.name in NOT_YET)
+
+
+@pytest.mark.parametrize("case", parameters())
+def test_case(case, monkeypatch):
+    captured = gg.capture_function(
+        case.sequential, case.distributed, mesh=case.mesh, inputs=case.inputs, local_inputs=case.local_inputs
+    )
+    if captured.joint.findings:
+        assert case.expect == "unproven"
+        return
+    proof, found = proved(case, captured, monkeypatch)
+    if math.prod(case.mesh.values()) <= MOST_RANKS:
+        audit = audit_claims(found, captured.sequential, captured.joint, captured.relations)
+        assert not audit.wrong, "\n".join(map(str, audit.wrong[:5]))
+        assert audit.compared
+    if case.expect == "unproven":
+        assert not proof.proved
+    elif not proof.proved:
+        raise NotProved(proof.findings[0].message)
+    else:
+        assert {path: dict(relation.placements) for path, relation in proof.relations.items()} == expected(case, captured)
+
+
+def proved(case, captured, monkeypatch):
+    """The proof, and the descriptions that it rests on."""
+    found = []
+    interpret = prover.interpret
+
+    def recording(*args):
+        found.append(interpret(*args))
+        return found[-1]
+
+    monkeypatch.setattr(prover, "interpret", recording)
+    proof = prover.prove(
+        captured.sequential,
+        captured.joint,
+        captured.relations,
+        expected=expectations(case.outputs, captured, mesh_of(case.mesh)),
+        ranges=_ranges(case.inputs),
+    )
+    return proof, found[0]
+
+
+def expected(case, captured):
+    """The relation of each output, one placement for each axis, as a proof states it."""
+    result = {}
+    for path, relation in case.relation.items():
+        rank = len(captured.sequential.outputs[path].shape)
+        result[path] = {axis: named(relation.get(axis, gg.Replicate()), rank) for axis in case.mesh}
+    return result
+
+
+def named(placement, rank):
+    if placement.is_shard():
+        return f"Shard({placement.dim % rank})"
+    return f"Partial({placement.reduce_op})" if placement.is_partial() else "Replicate"
