@@ -115,7 +115,7 @@ class Evaluator:
                 return np.asarray(positions[0], dtype=float)
             case "impulse":
                 return np.asarray(positions[0] == 0, dtype=float)
-            case "step":
+            case "step" | "window":
                 return np.asarray(positions[0] > 0, dtype=float)
             case "number":
                 return np.asarray(float(self._names[atom.id]))  # type: ignore[arg-type]

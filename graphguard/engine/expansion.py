@@ -15,8 +15,9 @@ from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
 from graphguard.engine.value import scale
 
-MOST_STEPS = 48
-MOST_TERMS = 64
+MOST_STEPS = 24
+MOST_TERMS = 32
+MOST_WORK = 600  # terms written out in one proof: what is wrong would be written out to no end
 HIGHEST_POWER = 3
 
 
@@ -29,7 +30,8 @@ def equal_written_out(table: Table, a: Value, b: Value) -> bool:
             if not terms:
                 return True
             youngest = max((f.atom.id for term in terms for f in term.factors if _expandable(table, f)), default=None)
-            if youngest is None or len(terms) > MOST_TERMS:
+            table.written += len(terms)
+            if youngest is None or len(terms) > MOST_TERMS or table.written > MOST_WORK:
                 return False
             terms = merged(table, [each for term in terms for each in _written_out(table, term, youngest)])
         return False

@@ -120,6 +120,8 @@ def power(table: Table, value: Value, exponent: Fraction) -> Value:
         simple = len(term.factors) == 1 and term.factors[0].power == 1
         if not whole and not (simple or all(f.atom.positive for f in term.factors)):
             return _function(table, "pow", [term], (exponent,), box)
+        if table.recording and not whole and simple and term.coefficient > 0:
+            term.factors[0].atom.rooted = True
         scale = _rational_power(term.coefficient, exponent)
         factors = tuple(f._replace(power=f.power * exponent) for f in term.factors)
         if scale is None:

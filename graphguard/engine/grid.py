@@ -32,6 +32,12 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
     return Value(shape, tuple(terms))
 
 
+def in_cells(table: Table, value: Value) -> Iterator[list[Term]]:
+    """The terms of a tensor, cut at the edges of all of them, cell by cell."""
+    for cell in _cells([value]):
+        yield list(_inside(table, value.terms, cell))
+
+
 def _covers(box: tuple[Range, ...], shape: tuple[Lane, ...]) -> bool:
     return all(equal(low, 0) and equal(high, size) for (low, high), size in zip(box, shape, strict=True))
 

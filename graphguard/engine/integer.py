@@ -35,6 +35,10 @@ from graphguard.engine.value import add, scale
 LABELS = "abcdefghijklmnopqrstuvwxyz"
 
 
+def covers(term: Term, shape: tuple[Lane, ...]) -> bool:
+    return all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, shape, strict=True))
+
+
 class Affine(NamedTuple):
     """A whole-number tensor: a multiple of one subject, plus a position. `layout` holds the variables of both."""
 
@@ -105,8 +109,7 @@ def _affine(table: Table, value: Value) -> Affine | None:
     steps: list[tuple[int, int]] = []
     offset: Lane = 0
     for term in value.terms:
-        whole = all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, value.shape, strict=True))
-        if not whole or term.summed or term.coefficient.denominator != 1:
+        if not covers(term, value.shape) or term.summed or term.coefficient.denominator != 1:
             return None
         number = int(term.coefficient)
         if not term.factors:
@@ -148,8 +151,7 @@ def negate(table: Table, mask: Value) -> Value:
     """1 where the mask is 0."""
     if len(mask.terms) == 1:
         (term,) = mask.terms
-        whole = all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, mask.shape, strict=True))
-        if whole and len(term.factors) == 1 and term.factors[0].atom is STEP and term.coefficient == 1 and not varies(term.weight):
+        if covers(term, mask.shape) and len(term.factors) == 1 and term.factors[0].atom is STEP and term.coefficient == 1 and not varies(term.weight):
             position = combined([Index((), 1), scaled(term.factors[0].at[0], -1)])
             settled = table.settle(term.with_(factors=(Factor(STEP, (position,)),)))
             return Value(mask.shape, () if settled is None else (settled,))
@@ -161,6 +163,8 @@ def _all_values(table: Table, mask: Value) -> Value | None:
     """1 as a sum of deltas over all values, if the mask is a sum of deltas over some. Not in normal form."""
     for term in mask.terms:
         summed = term.summed
+        if not covers(term, mask.shape):
+            continue
         if len(summed) == 1 and len(term.factors) == 1 and term.factors[0].atom.kind == "delta" and not varies(term.weight):
             bounds = table.subjects.get(term.factors[0].atom.id)
             if bounds is not None and term.factors[0].at[-1] == Index(((summed[0], 1),)):

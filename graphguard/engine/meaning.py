@@ -40,11 +40,6 @@ def _softplus_slope(x: Any, beta: Any, threshold: Any) -> Any:
     return np.where(x * float(beta) > float(threshold), 1.0, _sigmoid(x * float(beta)))
 
 
-def _mish_slope(x: Any) -> Any:
-    t = np.tanh(np.log1p(np.exp(x)))
-    return t + x * (1 - t * t) * _sigmoid(x)
-
-
 def _elu(x: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
     return float(scale) * np.where(x > 0, x, float(alpha) * np.expm1(x * float(input_scale)))
 
@@ -149,7 +144,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     # activations
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": _sigmoid,
-    "silu_slope": lambda x: _sigmoid(x) * (1 + x * (1 - _sigmoid(x))),
     "gelu": _gelu,
     "gelu_slope": _gelu_slope,
     "leaky_relu": lambda x, slope: np.where(x > 0, x, x * float(slope)),
@@ -161,7 +155,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softplus": _softplus,
     "softplus_slope": _softplus_slope,
     "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
-    "mish_slope": _mish_slope,
     "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "hardswish_slope": lambda x: np.where(x <= -3, 0.0, np.where(x < 3, x / 3 + 0.5, 1.0)),
     "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,

@@ -16,6 +16,7 @@ from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere, lar
 from graphguard.engine.term import (
     IMPULSE,
     ONE,
+    WINDOW,
     Factor,
     Index,
     Range,
@@ -29,7 +30,7 @@ from graphguard.engine.term import (
 )
 
 Bounds = Mapping[int, tuple[int, int]]  # of the subjects of deltas, by the delta's atom
-_SPECIAL = {"impulse", "step", "delta"}
+_SPECIAL = {"impulse", "step", "window", "delta"}
 
 
 def normal(term: Term, subjects: Bounds) -> Term | None:
@@ -60,13 +61,14 @@ class _Work:
             return False
         self._place_points()
         self._collect()
+        self._fuse()
         while any(factor.atom.kind in _SPECIAL for factor in self.factors) and self._rewrite_special():
             if not self._drop_empty_lanes():
                 return False
             self._place_points()
             self._collect()
+            self._fuse()
         self._count_idle_sums()
-        self._fuse()
         self.factors.sort(key=_order)
         self._anchor()
         return self._settle_weight()
@@ -212,9 +214,11 @@ class _Work:
             return
         powers: dict[object, Factor] = {}
         for factor in self.factors:
-            place: object = factor.place if factor.atom.positive else (factor.place, factor.power > 0)
+            place: object = factor.place if factor.atom.positive else (factor.place, factor.power > 0, _rooted(factor))
             known = powers.get(place)
             power = factor.power if known is None else known.power + factor.power
+            if power.denominator == 1 and _rooted(factor):
+                place, power = (place, len(powers)), factor.power
             if factor.atom.indicator and power > 0:
                 power = ONE
             powers[place] = factor._replace(power=power)
@@ -232,7 +236,7 @@ class _Work:
                 case "impulse":
                     if self._rewrite_impulse(number, factor.at[0]):
                         return True
-                case "step":
+                case "step" | "window":
                     if self._rewrite_step(number, factor.at[0]):
                         return True
                 case "delta":
@@ -319,7 +323,9 @@ class _Work:
             del self.factors[number]
             self.weight = collapse(self.weight * np.asarray(passes, dtype=np.int64))
             return True
-        if len(index.terms) != 1 or abs(index.terms[0][1]) != 1:
+        if self._coarsen_step(number, index):
+            return True
+        if self.factors[number].atom is not WINDOW or len(index.terms) != 1 or abs(index.terms[0][1]) != 1:
             return False
         (variable, stride), offset = index.terms[0], index.offset
         low, high = self.ranges[variable]
@@ -327,6 +333,20 @@ class _Work:
         if not self._narrow(variable, *span):
             return False
         del self.factors[number]
+        return True
+
+    def _coarsen_step(self, number: int, index: Index) -> bool:
+        """S A + B > 0 says A > t if every B there is says so."""
+        largest = abs(index.terms[0][1])
+        outer = tuple((v, s // largest) for v, s in index.terms if s % largest == 0)
+        rest = Index(tuple(t for t in index.terms if t[1] % largest), index.offset)
+        if largest == 1:
+            return False
+        low, high = bounds(rest, self.ranges)
+        first, last = collapse((-high) // largest), collapse((-low) // largest)
+        if not equal(first, last):
+            return False
+        self.factors[number] = self.factors[number]._replace(at=(Index(outer, collapse(-first)),))
         return True
 
     def _rewrite_delta(self, number: int, factor: Factor) -> bool:
@@ -360,6 +380,11 @@ class _Work:
         del self.factors[number]
         del self.ranges[variable]
         return True
+
+
+def _rooted(factor: Factor) -> bool:
+    """Whether the power says that its base is not negative, which the whole power that two roots make would forget."""
+    return factor.power.denominator != 1 and not factor.atom.nonnegative and not factor.atom.rooted
 
 
 def _same_subject(a: Factor, b: Factor) -> bool:

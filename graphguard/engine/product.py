@@ -85,6 +85,9 @@ class Layout:
             known = self.groups.get(label)
             self.groups[label] = group if known is None else self._joined(known, group)
 
+    def replace(self, variable: Variable, position: Index) -> None:
+        self._substitute({variable: position})
+
     def _substitute(self, replacements: dict[Variable, Index]) -> None:
         self.parts = [substitute(part, replacements) for part in self.parts]
 

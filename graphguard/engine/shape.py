@@ -8,7 +8,7 @@ from graphguard.engine.lane import Lane, collapse, equal, everywhere
 from graphguard.engine.merge import merged
 from graphguard.engine.product import Layout
 from graphguard.engine.table import Table
-from graphguard.engine.term import IMPULSE, Factor, Index, Range, Term, Undescribed, Value, Variable, extent
+from graphguard.engine.term import IMPULSE, WINDOW, Factor, Index, Range, Term, Undescribed, Value, Variable, extent
 
 Block = tuple[list[int], list[int]]  # old dims and new dims that hold the same elements
 
@@ -114,15 +114,32 @@ def _covered(
             if outer == 1 and partial == [dim]:
                 inner = _count(sizes[dim + 1 :], list(range(len(sizes) - dim - 1)))
                 return collapse(spans[dim][0] * inner), collapse(spans[dim][1] * inner)
-            if groups[dim]:
-                raise Undescribed("a reshape of a piece that covers a part of an inner dim")
-            variable = next(table.names)
-            layout.ranges[variable] = (0, size)
-            layout.parts.append((Factor(IMPULSE, (Index(((variable, 1),), collapse(-spans[dim][0])),)),))
-            groups[dim] = [variable]
+            groups[dim] = _windowed(table, layout, groups[dim], spans[dim], size)
             partial.remove(dim)
         outer *= size
     return None
+
+
+def _windowed(table: Table, layout: Layout, group: list[Variable], span: Range, size: int) -> list[Variable]:
+    """A dim of which the term has a part, as a whole one: indicators say where it counts. What is read elsewhere is void."""
+    low, high = span
+    variable = next(table.names)
+    if not group:
+        layout.ranges[variable] = (0, size)
+        layout.parts.append((Factor(IMPULSE, (Index(((variable, 1),), collapse(-low)),)),))
+        return [variable]
+    inner = _count([extent(layout.ranges[v]) for v in group[1:]], list(range(len(group) - 1)))
+    if size % inner or not (everywhere(low % inner == 0) and everywhere(high % inner == 0)):
+        raise Undescribed("a reshape of a piece that lies across joined dims")
+    low, high, size = collapse(low // inner), collapse(high // inner), size // inner
+    first, _ = layout.ranges.pop(group[0])
+    layout.replace(group[0], Index(((variable, 1),), collapse(first - low)))
+    layout.ranges[variable] = (0, size)
+    layout.parts.append((
+        Factor(WINDOW, (Index(((variable, 1),), collapse(1 - low)),)),
+        Factor(WINDOW, (Index(((variable, -1),), high),)),
+    ))  # fmt: skip
+    return [variable, *group[1:]]
 
 
 def _spread(covered: Range | None, shape: list[int]) -> list[tuple[int, Range]]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from graphguard.engine.definition import Part, Product
-from graphguard.engine.grid import by_cell
-from graphguard.engine.lane import equal
-from graphguard.engine.merge import same_term
+from graphguard.engine.grid import by_cell, in_cells
+from graphguard.engine.lane import collapse, equal
+from graphguard.engine.merge import merged, same_term
 from graphguard.engine.product import Layout
 from graphguard.engine.table import Table, signs, weighted
-from graphguard.engine.term import Atom, Factor, Index, Term, Undescribed, Value, substituted
+from graphguard.engine.term import Atom, Factor, Index, Term, Undescribed, Value, extent, substituted
 
 
 def plain(table: Table, terms: Sequence[Term]) -> Term | None:
@@ -36,13 +36,31 @@ def one_term(table: Table, value: Value) -> Value:
 
 def folded(table: Table, value: Value) -> Value:
     """The same tensor with known sums in place of their members."""
-    terms = list(value.terms)
+    if len(value.terms) < 2 or not any(f.atom.id in table.sums for term in value.terms for f in term.factors):
+        return value
+    terms = _folded(table, list(value.terms))
+    if len(terms) == len(value.terms) and not _one_box(terms):
+        try:
+            cells = [(_folded(table, inside), len(inside)) for inside in in_cells(table, value)]
+        except Undescribed:
+            return value
+        if any(len(inside) < count for inside, count in cells):
+            terms = list(merged(table, [term for inside, _ in cells for term in inside]))
+    return Value(value.shape, tuple(terms))
+
+
+def _folded(table: Table, terms: list[Term]) -> list[Term]:
     while len(terms) > 1:
         found = _fold_once(table, terms)
         if found is None:
             break
         terms = found
-    return Value(value.shape, tuple(terms))
+    return terms
+
+
+def _one_box(terms: Sequence[Term]) -> bool:
+    first = terms[0].box
+    return all(equal(a[n], b[n]) for term in terms for a, b in zip(first, term.box, strict=True) for n in (0, 1))
 
 
 def _sum(table: Table, terms: Sequence[Term]) -> Term:
@@ -106,7 +124,7 @@ def _fold_into(table: Table, atom: Atom, term: Term, rest: list[Term]) -> list[T
     for member in members:
         if member is lead:
             continue
-        if not _complete(member, rest, axes):
+        if not _complete(member, term, rest, axes):
             return None
         factors = tuple(f._replace(at=tuple(substituted(i, axes) for i in f.at)) for f in member.factors)
         wanted = table.settle(term.with_(coefficient=scale * _coefficient(member), factors=(*factors, *others)))
@@ -123,17 +141,32 @@ def _coefficient(product: Product) -> Fraction:
     return product.label[1]  # type: ignore[index, no-any-return]
 
 
-def _complete(member: Product, rest: Sequence[Term], axes: dict[int, Index]) -> bool:
-    """Find the axes that only this member has, which must be plain numbers."""
+def _complete(member: Product, lead: Term, rest: Sequence[Term], axes: dict[int, Index]) -> bool:
+    """Find the axes that only this member has: positions in the dims that all members share."""
     missing = {v for f in member.factors for v in f.variables()} - axes.keys()
     if not missing:
         return True
     for term in rest:
-        numbers = _unify(member, term, {})
-        if numbers is not None and not any(numbers[0][axis].terms for axis in missing):
-            axes.update({axis: numbers[0][axis] for axis in missing})
-            return True
+        found = _unify(member, term, {})
+        names = _shared(term, lead)
+        if found is None or names is None or any(v not in names for axis in missing for v, _ in found[0][axis].terms):
+            continue
+        axes.update({axis: substituted(found[0][axis], names) for axis in missing})
+        return True
     return False
+
+
+def _shared(term: Term, lead: Term) -> dict[int, Index] | None:
+    """The variables of one term's dims as positions of another's."""
+    names: dict[int, Index] = {}
+    for mine, its in zip(term.dims, lead.dims, strict=True):
+        if len(mine) != len(its):
+            return None
+        for v, w in zip(mine, its, strict=True):
+            if not equal(extent(term.ranges[v]), extent(lead.ranges[w])):
+                return None
+            names[v] = Index(((w, 1),), collapse(term.ranges[v][0] - lead.ranges[w][0]))
+    return names
 
 
 def _unify(product: Product, term: Term, axes: dict[int, Index]) -> tuple[dict[int, Index], list[Factor]] | None:

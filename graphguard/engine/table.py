@@ -33,6 +33,7 @@ class Table:
         self.sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
         self.parts: dict[int, tuple[Atom, int]] = {}  # of an input given as a sum: what it is part of, and how many there are
         self.names = itertools.count()
+        self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
 

@@ -29,11 +29,12 @@ class Undescribed(Exception):
 class Atom:
     """A lane-free tensor. `positive`, `nonnegative` and `indicator` (0 or 1) are known facts about all of its elements."""
 
-    __slots__ = ("id", "indicator", "kind", "nonnegative", "number", "positive")
+    __slots__ = ("id", "indicator", "kind", "nonnegative", "number", "positive", "rooted")
 
     def __init__(self, id: int, kind: str, positive: bool = False, nonnegative: bool = False, indicator: bool = False):
         self.id, self.kind, self.positive, self.indicator = id, kind, positive, indicator
         self.nonnegative = nonnegative or positive or indicator
+        self.rooted = False  # whether the sequential program takes a root of it: where that is defined, it is not negative
         self.number: Fraction | None = None  # of an atom that is one number, for its roots
 
     def __repr__(self) -> str:
@@ -43,6 +44,7 @@ class Atom:
 IDX = Atom(0, "idx")  # idx[i] is i
 IMPULSE = Atom(1, "impulse", indicator=True)  # 1 at 0, else 0
 STEP = Atom(2, "step", indicator=True)  # 1 above 0, else 0
+WINDOW = Atom(4, "window", indicator=True)  # a step that says where a piece lies: it becomes a box or a range where it can
 DIMS = Atom(3, "dims", positive=True)  # 1 everywhere: names the order of dims in a definition
 FIRST_ID = 8  # of the atoms of a table
 
