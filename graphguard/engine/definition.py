@@ -18,7 +18,8 @@ from typing import NamedTuple
 from graphguard.engine.lane import Lane, collapse, equal
 from graphguard.engine.term import Atom, Factor, Index, Range, Undescribed, Variable
 
-ORIGIN = -1  # in a pattern: no axis, a sum that starts at 0
+Pattern = tuple[tuple[int, int], ...]  # for each position, which axis it is, and at what distance
+ORIGIN = (-1, 0)  # in a pattern: no axis, a sum that starts at 0
 MOST_ORDERS = 24  # of factors that are alike, tried to find the canonical one
 
 
@@ -52,7 +53,7 @@ class Abstract(NamedTuple):
     is, `positions` where it is, and `axes` lists the different ones."""
 
     skeleton: Hashable
-    pattern: tuple[int, ...]
+    pattern: Pattern
     products: tuple[Product, ...]
     positions: tuple[Index, ...]
     axes: tuple[Index, ...]
@@ -62,6 +63,7 @@ class _Position(NamedTuple):
     base: Hashable  # equal for equal free parts; None where a bound variable starts at 0, which needs no axis
     free: Index
     bound: tuple[tuple[Variable, int], ...]
+    shift: int  # a constant distance from the axis, which is part of the definition
 
 
 class _Piece(NamedTuple):
@@ -103,7 +105,9 @@ def _piece(factor: Factor, extents: Mapping[Variable, int], ranges: Mapping[Vari
         else:
             free = index
         at_origin = bound and not free.terms and type(free.offset) is int and free.offset == 0
-        positions.append(_Position(None if at_origin else free.key, free, bound))
+        shift = free.offset if free.terms and type(free.offset) is int else 0
+        free = Index(free.terms) if shift else free
+        positions.append(_Position(None if at_origin else free.key, free, bound, shift))
     return _Piece(factor.atom, factor.power, tuple(positions))
 
 
@@ -148,7 +152,7 @@ def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
             indices = []
             for position in piece.positions:
                 bound = tuple((numbers.setdefault(v, len(numbers)), stride) for v, stride in position.bound)
-                positions.append(position.free)
+                positions.append(Index(position.free.terms, position.shift) if position.shift else position.free)
                 if position.base is None:
                     indices.append(Index(bound))
                     continue
@@ -156,38 +160,40 @@ def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
                 if axis is None:
                     axis = axes[position.base] = len(axes)
                     different.append(position.free)
-                indices.append(Index(((-1 - axis, 1), *bound)))
+                indices.append(Index(((-1 - axis, 1), *bound), position.shift))
             factors.append(Factor(piece.atom, tuple(indices), piece.power))
         products.append(Product(label, tuple(factors), tuple(extents[v] for v in numbers)))
     skeleton, pattern = skeleton_of(products)
     return Abstract(skeleton, pattern, tuple(products), tuple(positions), tuple(different))
 
 
-def skeleton_of(products: Sequence[Product]) -> tuple[Hashable, tuple[int, ...]]:
+def skeleton_of(products: Sequence[Product]) -> tuple[Hashable, Pattern]:
     """What products are but for their positions, and which of their positions are one axis."""
-    skeleton, pattern = [], []
+    skeleton: list[Hashable] = []
+    pattern: list[tuple[int, int]] = []
     for label, factors, extents in products:
         shape = []
         for factor in factors:
             bound = []
             for index in factor.at:
                 axis = index.terms[0][0]
-                pattern.append(-1 - axis if axis < 0 else ORIGIN)
+                pattern.append((-1 - axis, index.offset) if axis < 0 else ORIGIN)
                 bound.append(index.terms[1:] if axis < 0 else index.terms)
             shape.append((factor.atom.id, factor.power, tuple(bound)))
         skeleton.append((label, tuple(shape), extents))
     return tuple(skeleton), tuple(pattern)
 
 
-def fitting(pattern: tuple[int, ...], found: Abstract) -> tuple[Index, ...] | None:
+def fitting(pattern: Pattern, found: Abstract) -> tuple[Index, ...] | None:
     """The positions of another atom's axes, if the parts are that atom: where it has one axis, they have one position."""
     axes: dict[int, Index] = {}
-    for axis, position in zip(pattern, found.positions, strict=True):
-        if axis == ORIGIN:
+    for (axis, shift), position in zip(pattern, found.positions, strict=True):
+        if axis < 0:
             if position.terms or not equal(position.offset, 0):
                 return None
             continue
-        known = axes.setdefault(axis, position)
-        if known is not position and known.key != position.key:
+        start = Index(position.terms, collapse(position.offset - shift)) if shift else position
+        known = axes.setdefault(axis, start)
+        if known is not start and known.key != start.key:
             return None
     return tuple(axes[axis] for axis in range(len(axes)))

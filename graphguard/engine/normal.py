@@ -14,6 +14,7 @@ import numpy as np
 
 from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere, larger, smaller
 from graphguard.engine.term import (
+    FIRST_ID,
     IMPULSE,
     ONE,
     WINDOW,
@@ -190,9 +191,9 @@ class _Work:
         return True
 
     def _anchor(self) -> None:
-        """Shift each variable so that the first index that it occurs in has no offset."""
+        """Shift each variable so that the first index that it occurs in, of a tensor if there is one, has no offset."""
         anchored: set[Variable] = set()
-        for number in range(len(self.factors)):
+        for number in sorted(range(len(self.factors)), key=lambda n: self.factors[n].atom.id < FIRST_ID):
             for axis in range(len(self.factors[number].at)):
                 index = self.factors[number].at[axis]
                 if not equal(index.offset, 0):

@@ -176,7 +176,7 @@ def _unify(product: Product, term: Term, axes: dict[int, Index]) -> tuple[dict[i
         for place, factor in enumerate(left):
             if factor.atom is wanted.atom and factor.power == wanted.power and _fits(wanted, factor, axes):
                 for index, position in zip(wanted.at, factor.at, strict=True):
-                    axes[index.terms[0][0]] = position
+                    axes[index.terms[0][0]] = _unshifted(position, index)
                 del left[place]
                 break
         else:
@@ -187,8 +187,13 @@ def _unify(product: Product, term: Term, axes: dict[int, Index]) -> tuple[dict[i
 def _fits(wanted: Factor, factor: Factor, axes: dict[int, Index]) -> bool:
     for index, position in zip(wanted.at, factor.at, strict=True):
         known = axes.get(index.terms[0][0])
-        if known is not None and not (known.terms == position.terms and equal(known.offset, position.offset)):
+        if known is not None and known.key != _unshifted(position, index).key:
             return False
     return True
+
+
+def _unshifted(position: Index, index: Index) -> Index:
+    """The axis, where a definition reads at some distance from it."""
+    return position if equal(index.offset, 0) else Index(position.terms, collapse(position.offset - index.offset))
 
 

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from graphguard.engine.definition import Abstract, Definition, Part, Product, abstract, fitting, skeleton_of
+from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, skeleton_of
 from graphguard.engine.lane import equal, varies
 from graphguard.engine.normal import normal
 from graphguard.engine.term import FIRST_ID, IDX, ONE, Atom, Factor, Index, Range, Term, Undescribed, Variable, extent, mentioned
@@ -24,7 +24,7 @@ What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, num
 class Table:
     def __init__(self) -> None:
         self._atoms: dict[tuple[str, Hashable], Atom] = {}
-        self._defined: dict[Hashable, dict[tuple[int, ...], Atom]] = {}  # by skeleton, then by pattern
+        self._defined: dict[Hashable, dict[Pattern, Atom]] = {}  # by skeleton, then by pattern
         self._ids = itertools.count(FIRST_ID)
         self._filed: set[int] = set()  # the sums of the sequential run
         self.definitions: dict[int, Definition] = {}
@@ -88,7 +88,7 @@ class Table:
         return atoms[pattern]
 
     def _known(self, what: What, orders: Sequence[Abstract]) -> tuple[Atom, tuple[Index, ...]] | None:
-        loose: list[tuple[Abstract, Mapping[tuple[int, ...], Atom]]] = []
+        loose: list[tuple[Abstract, Mapping[Pattern, Atom]]] = []
         for found in orders:
             atoms = self._defined.get((*what, found.skeleton))
             if atoms:
