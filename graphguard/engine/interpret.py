@@ -18,7 +18,7 @@ from graphguard.engine.classes import Stream
 from graphguard.engine.collective import Groups, groups_of
 from graphguard.engine.lane import Lanes, collapse
 from graphguard.engine.ops import Ops
-from graphguard.engine.sums import folded, one_term
+from graphguard.engine.sums import folded, named
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
 from graphguard.engine.value import add, taken
@@ -177,7 +177,7 @@ class Interpreter:
     def _as_atom(self, value: Value) -> Value:
         """A sum that is used more than once is named, so that what is made of it stays small."""
         try:
-            return one_term(self.table, folded(self.table, value))
+            return named(self.table, value)
         except Undescribed:
             return value
 

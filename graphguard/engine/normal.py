@@ -178,7 +178,11 @@ class _Work:
     def _fuse_pair(self, outer: Variable, inner: Variable, places: dict[Variable, dict[tuple[int, int], int]]) -> bool:
         size = extent(self.ranges[inner])
         mine, its = places[outer], places[inner]
-        if type(size) is not int or mine.keys() != its.keys() or any(mine[p] != size * its[p] for p in mine):
+        if type(size) is not int or mine.keys() != its.keys():
+            return False
+        if mine and outer not in self._visible() and all(mine[p] == -size * its[p] for p in mine):
+            self._reverse(outer)
+        elif any(mine[p] != size * its[p] for p in mine):
             return False
         low, high = self.ranges.pop(outer)
         start = self.ranges[inner][0]
@@ -189,6 +193,11 @@ class _Work:
                 for f in self.factors
             ]
         return True
+
+    def _reverse(self, variable: Variable) -> None:
+        """Count a summed variable from the other end."""
+        low, high = self.ranges[variable]
+        self._substitute({variable: Index(((variable, -1),), collapse(low + high - 1))})
 
     def _anchor(self) -> None:
         """Shift each variable so that the first index that it occurs in, of a tensor if there is one, has no offset."""

@@ -16,7 +16,7 @@ from graphguard.engine.lane import Lane, collapse, equal
 from graphguard.engine.product import Layout, constant, multiply
 from graphguard.engine.rational import rational
 from graphguard.engine.shape import expand, reshape
-from graphguard.engine.sums import folded, one_term, plain
+from graphguard.engine.sums import folded, named, plain
 from graphguard.engine.table import Table, weighted
 from graphguard.engine.term import DIMS, IDX, ONE, Factor, Index, Range, Term, Undescribed, Value
 from graphguard.engine.value import add, concat, cut, permute, scale
@@ -101,8 +101,7 @@ class Ops:
         """The value as a factor: the sequential run makes an atom of a sum; other runs look for one."""
         if len(value.terms) < 2:
             return value
-        value = folded(self.table, value)
-        return one_term(self.table, value) if self.table.recording else value
+        return named(self.table, value) if self.table.recording else folded(self.table, value)
 
     def matmul(self, a: Value, b: Value) -> Value:
         """[..., m, k] times [..., k, n], leading dims alike."""

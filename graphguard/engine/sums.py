@@ -11,7 +11,7 @@ from graphguard.engine.lane import collapse, equal
 from graphguard.engine.merge import merged, same_term
 from graphguard.engine.product import Layout
 from graphguard.engine.table import Table, signs, weighted
-from graphguard.engine.term import Atom, Factor, Index, Term, Undescribed, Value, extent, substituted
+from graphguard.engine.term import IMPULSE, WINDOW, Atom, Factor, Index, Term, Undescribed, Value, extent, substituted
 
 
 def plain(table: Table, terms: Sequence[Term]) -> Term | None:
@@ -32,6 +32,17 @@ def one_term(table: Table, value: Value) -> Value:
     if len(value.terms) == 1 and not value.terms[0].summed:
         return value
     return by_cell(table, [value], lambda cells, _: plain(table, cells[0]))
+
+
+def named(table: Table, value: Value) -> Value:
+    """The same tensor with an atom for the sum on each cell. Pieces that lie in windows stay apart, as those in boxes do."""
+    value = folded(table, value)
+    if len(value.terms) < 2:
+        return value
+    apart = [term for term in value.terms if any(f.atom is WINDOW or f.atom is IMPULSE for f in term.factors)]
+    rest = [term for term in value.terms if not any(term is other for other in apart)]
+    together = one_term(table, Value(value.shape, tuple(rest))).terms if rest else ()
+    return Value(value.shape, (*together, *apart))
 
 
 def folded(table: Table, value: Value) -> Value:
