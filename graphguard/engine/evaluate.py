@@ -225,7 +225,11 @@ class Evaluator:
         (term,) = value.terms
         (factor,) = term.factors
         scale = float(term.coefficient) * at_lane(term.weight, lane)
-        if factor.atom.kind in ("input", "constant", "unwritten") or factor.atom.id < len(_BUILT_IN) or self._has_meaning(factor.atom):
+        if (
+            factor.atom.kind in ("input", "constant", "unwritten")
+            or factor.atom.id < len(_BUILT_IN)
+            or self._has_meaning(factor.atom)
+        ):
             return
         if factor.power != 1 or not scale or term.summed or not elements.size:
             return
@@ -280,23 +284,42 @@ def _contracted(factors: Sequence[Array], sizes: Sequence[int], kept: int) -> Ar
             product: Array = np.ones((1,) * len(sizes))
             for factor in factors:
                 product = product * factor
-            return np.broadcast_to(product, list(sizes)).sum(axis=tuple(range(kept, len(sizes))))
+            return np.asarray(np.broadcast_to(product, list(sizes)).sum(axis=tuple(range(kept, len(sizes)))))
         return _einsum(factors, sizes, kept)
 
 
 def _einsum(factors: Sequence[Array], sizes: Sequence[int], kept: int) -> Array:
+    """The summed axes are eliminated one by one, the one that makes the smallest product first."""
     count = len(sizes)
-    idle = set(range(kept, count))
+    left = [np.reshape(factor, (1,) * (count - factor.ndim) + factor.shape) for factor in factors]
+    summed = {axis for axis in range(kept, count) if any(factor.shape[axis] != 1 for factor in left)}
+    repeated = math.prod(sizes[axis] for axis in range(kept, count) if axis not in summed)
+    while summed:
+        shapes = {axis: np.broadcast_shapes(*(f.shape for f in left if f.shape[axis] != 1)) for axis in summed}
+        axis = min(summed, key=lambda each: math.prod(shapes[each]))
+        summed.remove(axis)
+        inside = sorted((f for f in left if f.shape[axis] != 1), key=lambda factor: factor.size)
+        left = [f for f in left if f.shape[axis] == 1] + [_summed_product(inside, axis)]
+    total: Array = np.ones((1,) * count)
+    for factor in sorted(left, key=lambda each: each.size):
+        total = total * factor
+    return np.broadcast_to(np.reshape(total * repeated, total.shape[:kept]), list(sizes[:kept]))
+
+
+def _summed_product(factors: Sequence[Array], axis: int) -> Array:
+    """The product of arrays, summed over one axis, which stays with one element."""
+    *others, last = factors
+    if not others:
+        return last.sum(axis=axis, keepdims=True)
+    first = functools.reduce(np.multiply, others)
+    shape = list(np.broadcast_shapes(first.shape, last.shape))
+    shape[axis] = 1
+    _checked(shape)
     operands: list[Any] = []
-    for factor in factors:
-        shape = (1,) * (count - factor.ndim) + factor.shape
-        axes = [axis for axis, size in enumerate(shape) if size != 1]
-        idle -= set(axes)
-        operands += [np.reshape(factor, [shape[axis] for axis in axes]), axes]
-    present = sorted({axis for axes in operands[1::2] for axis in axes if axis < kept})
-    total = np.einsum(*operands, present, optimize=len(factors) > 2) if operands else np.ones(())
-    wide = np.reshape(total, [sizes[axis] if axis in present else 1 for axis in range(kept)])
-    return np.broadcast_to(wide * math.prod(sizes[axis] for axis in idle), list(sizes[:kept]))
+    for each in (first, last):
+        axes = [number for number, size in enumerate(each.shape) if size != 1]
+        operands += [np.reshape(each, [each.shape[number] for number in axes]), axes]
+    return np.reshape(np.einsum(*operands, [number for number, size in enumerate(shape) if size != 1]), shape)
 
 
 def _read(array: Array, positions: list[Array]) -> Array:

@@ -29,11 +29,11 @@ def equal_written_out(table: Table, a: Value, b: Value) -> bool:
         for _ in range(MOST_STEPS):
             if not terms:
                 return True
-            youngest = max((f.atom.id for term in terms for f in term.factors if _expandable(table, f)), default=None)
+            youngest = max((f.atom.id for term in terms for f in term.factors if expandable(table, f)), default=None)
             table.written += len(terms)
             if youngest is None or len(terms) > MOST_TERMS or table.written > MOST_WORK:
                 return False
-            terms = merged(table, [each for term in terms for each in _written_out(table, term, youngest)])
+            terms = merged(table, [each for term in terms for each in written_out(table, term, youngest)])
         return False
     except Undescribed:
         return False
@@ -41,13 +41,13 @@ def equal_written_out(table: Table, a: Value, b: Value) -> bool:
         table.folding = folding
 
 
-def _expandable(table: Table, factor: Factor) -> bool:
+def expandable(table: Table, factor: Factor) -> bool:
     return factor.atom.kind in ("lin", "sum") and factor.power.denominator == 1 and 0 < factor.power <= HIGHEST_POWER
 
 
-def _written_out(table: Table, term: Term, atom: int) -> Iterator[Term]:
+def written_out(table: Table, term: Term, atom: int) -> Iterator[Term]:
     """The term with an atom replaced by what it is a sum of."""
-    chosen = [f for f in term.factors if f.atom.id == atom and _expandable(table, f)]
+    chosen = [f for f in term.factors if f.atom.id == atom and expandable(table, f)]
     if not chosen:
         yield term
         return

@@ -174,6 +174,16 @@ class Interpreter:
                 environment[tensor] = result
         return environment
 
+    def run_graph(self, graph: Graph, inputs: Mapping[str, Value], output: str) -> Described | None:
+        """One output of a graph that does not communicate, on one lane."""
+        environment: Environment = {value: inputs[name] for name, value in graph.inputs.items()}
+        environment |= {value: self.constant(constant) for value, constant in graph.constants.items()}
+        for node in graph.nodes:
+            args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
+            environment |= zip(node.outputs, self.describe(node, args, kwargs, 1), strict=False)
+        wanted = graph.outputs[output]
+        return None if wanted is None else environment[wanted]
+
     def _as_atom(self, value: Value) -> Value:
         """A sum that is used more than once is named, so that what is made of it stays small."""
         try:

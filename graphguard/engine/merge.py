@@ -36,9 +36,9 @@ def merged(table: Table, terms: Sequence[Term]) -> tuple[Term, ...]:
 
 
 def _insert(table: Table, result: list[Term], term: Term) -> None:
-    signature = _signature(term)
+    mine = signature(term)
     for place, other in enumerate(result):
-        if _signature(other) != signature:
+        if signature(other) != mine:
             continue
         joined = _joined(table, other, term)
         if joined is not None:
@@ -50,7 +50,7 @@ def _insert(table: Table, result: list[Term], term: Term) -> None:
     result.append(term)
 
 
-def _signature(term: Term) -> list[tuple[int, Fraction]]:
+def signature(term: Term) -> list[tuple[int, Fraction]]:
     return [(factor.atom.id, factor.power) for factor in term.factors]
 
 
@@ -58,7 +58,7 @@ def same_term(a: Term, b: Term) -> bool:
     """Whether two terms in normal form are alike in all but the names of variables."""
     return (
         a.coefficient == b.coefficient
-        and _signature(a) == _signature(b)
+        and signature(a) == signature(b)
         and equal(a.weight, b.weight)
         and all(_same(x, y) for x, y in zip(a.box, b.box, strict=True))
         and any(all(_same(a.ranges[v], b.ranges[w]) for v, w in names.items()) for names in matches(a, b))

@@ -6,16 +6,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from graphguard.engine.classes import streams as classes_of
 from graphguard.engine.interpret import Described, Interpretation, Interpreter, Unknown
+from graphguard.engine.localise import Localiser, scale_in_words
 from graphguard.engine.ops import Ops
 from graphguard.engine.proof import Proof, Relation
 from graphguard.engine.relate import Held, Placements, Relator, held
 from graphguard.engine.show import relation_of
 from graphguard.engine.table import Table
 from graphguard.engine.term import Value
+from graphguard.engine.value import same, taken
 from graphguard.findings import Finding
-from graphguard.ir import Graph, Mesh
+from graphguard.ir import Graph, Mesh, Node
 from graphguard.joint import Joint
 
 if TYPE_CHECKING:
@@ -64,6 +68,7 @@ class _Prover:
         mesh = joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
         self.relator = Relator(Ops(found.table))
+        self.localiser = Localiser(found, sequential, self.mesh, self.relator)
         self.proof = Proof()
 
     def run(self) -> Proof:
@@ -75,6 +80,7 @@ class _Prover:
                 self.proof.relations[path] = result
             else:
                 self.proof.findings.append(result)
+        self.proof.findings.sort(key=self._order)
         self.proof.opaque = sorted(self.found.opaque)
         self.proof.operations = len(self.sequential.nodes) + sum(len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams)
         self.proof.assumptions = self._assumptions()
@@ -108,18 +114,43 @@ class _Prover:
             return self._as_expected(path, whole, output, expectation)
         return self._infer(path, whole, output)
 
+    def _order(self, finding: Finding) -> tuple[int, int]:
+        """What comes first in the program is told first."""
+        places = {node.source: place for place, node in reversed(list(enumerate(self.sequential.nodes))) if node.source}
+        where = finding.sequential
+        return (0, places.get(where, len(places))) if where is not None else (1, 0)
+
+    def _located(self, kind: str, path: str, message: str) -> Finding:
+        """A finding at the place where the relation of the output breaks."""
+        place = self.localiser.place(path)
+        sequential, distributed = place.sequential, place.distributed
+        if place.words is not None:
+            message = f"{message}; {place.words}"
+        node = distributed or sequential
+        return Finding(
+            kind,
+            message,
+            sequential=None if sequential is None else sequential.source,
+            distributed=None if distributed is None else distributed.source,
+            phase=None if node is None else "backward" if node.backward else "forward",
+            sources=tuple(s for s in (distributed.source if distributed else None, *place.others) if s is not None),
+        )
+
     def _stopped(self, path: str, unknown: Unknown) -> Finding:
-        where = unknown.node.source if unknown.node is not None else None
-        return Finding("relation-lost", f"{path} has no description: {unknown.reason}", distributed=where)
+        return self._located("relation-lost", path, f"{path} has no description: {unknown.reason}")
 
     def _infer(self, path: str, whole: Value, output: Held) -> Relation | Finding:
         sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
         for placements in self.relator.candidates(sizes, output):
             if self.relator.holds(whole, output, placements):
                 if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
-                    return Finding("scaled-copies", f"{path}: the ranks hold equal copies that only sum to the sequential value")
+                    return self._scaled_copies(path)
                 return relation_of(path, placements, output, self._type(path))
-        return Finding("unexplained-output", self._difference(path, whole, output))
+        return self._located("unexplained-output", path, self._difference(path, whole, output))
+
+    def _scaled_copies(self, path: str) -> Finding:
+        message = f"{path}: the ranks hold equal copies, which only their sum makes the sequential value"
+        return self._at_output("scaled-copies", path, message)
 
     def _type(self, path: str) -> tuple[str, tuple[int, ...]]:
         tensor = self.sequential.outputs[path]
@@ -129,7 +160,7 @@ class _Prover:
     def _difference(self, path: str, whole: Value, output: Held) -> str:
         factor = self.relator.factor(whole, output)
         if factor is not None:
-            return f"{path}: the ranks hold {factor[0]} times the expected value"
+            return f"{path}: {scale_in_words(factor[0], self.mesh)}"
         return f"{path}: what the ranks hold is neither the sequential value, nor a tile, nor a summand of it"
 
     def _as_expected(self, path: str, whole: Value, output: Held, expectation: Expectation) -> Relation | Finding:
@@ -138,11 +169,60 @@ class _Prover:
                 p if size > 1 else "Replicate" for p, size in zip(expectation.placements, output.mesh.shape, strict=True)
             )
             sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
-            if self.relator._fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
+            if self.relator.fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
                 if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
-                    return Finding("scaled-copies", f"{path}: the ranks hold equal copies that only sum to the sequential value")
+                    return self._scaled_copies(path)
                 return relation_of(path, placements, output, self._type(path))
+        elif expectation.graphs is not None and self._follows(whole, output, expectation.graphs):
+            return Relation(path, f"{path} is as {expectation.text} says, on every rank")
         other = self._infer(path, whole, output)
-        if isinstance(other, Relation):
-            return Finding("unexpected-relation", f"{path} is {other.text}, but {expectation.text} is expected")
-        return other
+        if not isinstance(other, Relation):
+            return other
+        message = f"{other.text}, but {expectation.text} is expected"
+        if other.placements is not None and any(p.startswith("Partial") for _, p in other.placements):
+            axes = ", ".join(axis for axis, p in other.placements if p.startswith("Partial"))
+            message += f": the sum over axis {axes} is missing"
+        return self._at_output("unexpected-relation", path, message)
+
+    def _at_output(self, kind: str, path: str, message: str) -> Finding:
+        """A finding about a value that is right in itself: at the operations that make it."""
+        graph = next(graph for graph in self.joint.graphs if graph.outputs.get(path) is not None)
+        after, before = _maker(graph, path), _maker(self.sequential, path)
+        return Finding(
+            kind,
+            message,
+            sequential=before.source if before else None,
+            distributed=after.source if after else None,
+            phase=None if after is None else "backward" if after.backward else "forward",
+        )
+
+    def _follows(self, whole: Value, output: Held, graphs: Sequence[Graph | None]) -> bool:
+        """Whether each rank holds what code makes of the sequential output."""
+        for part in output.parts:
+            for lane, rank in enumerate(part.ranks):
+                graph = graphs[rank]
+                if graph is None:
+                    return False
+                local = Interpreter(self.found.table).run_graph(graph, {FULL: whole}, LOCAL)
+                mine = taken(self.found.table, part.value, np.array([lane], dtype=np.int64))
+                if not isinstance(local, Value) or not same(local, mine):
+                    return False
+        return True
+
+
+FULL, LOCAL = "full", "local"  # the input and the output of an expectation's graphs
+
+
+def _maker(graph: Graph, path: str) -> Node | None:
+    """The operation that an output comes from; moves and communication that only pass it on are passed over."""
+    tensor = graph.outputs.get(path)
+    made = {output: node for node in graph.nodes for output in node.outputs}
+    while tensor is not None and tensor in made:
+        node = made[tensor]
+        if node.op.split(".")[1] not in _PASSED_OVER:
+            return node
+        tensor = next(node.operands(), None)
+    return None
+
+
+_PASSED_OVER = {"detach", "alias", "clone", "view", "t", "transpose", "permute", "_to_copy"}

@@ -16,10 +16,12 @@ from graphguard.engine import exchange
 from graphguard.engine.collective import Groups, groups_of
 from graphguard.engine.expansion import equal_written_out
 from graphguard.engine.interpret import Described, Unknown, _spread
-from graphguard.engine.lane import Lanes, collapse, equal
+from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere
+from graphguard.engine.merge import signature
 from graphguard.engine.ops import Ops
 from graphguard.engine.sums import folded
-from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.table import Table
+from graphguard.engine.term import Term, Undescribed, Value, Variable, extent
 from graphguard.engine.value import add, cut, same, scale, taken
 from graphguard.ir import Mesh
 
@@ -76,10 +78,10 @@ class Relator:
         rank = len(whole)
         choices = ["Replicate", *(f"Shard({dim})" for dim in range(rank)), "Partial(sum)"]
         every = itertools.product(*([choice for choice in choices] if size > 1 else ["Replicate"] for size in output.mesh.shape))
-        fitting = [p for p in every if self._fits(whole, output, p)]
+        fitting = [p for p in every if self.fits(whole, output, p)]
         yield from sorted(fitting, key=lambda p: (sum(c == "Partial(sum)" for c in p), sum(c != "Replicate" for c in p)))
 
-    def _fits(self, whole: Sequence[int], output: Held, placements: Placements) -> bool:
+    def fits(self, whole: Sequence[int], output: Held, placements: Placements) -> bool:
         return all(
             tuple(stop - start for start, stop in self.tile(whole, output, placements, lane)) == output.shape_of(rank)
             for lane, rank in enumerate(output.order)
@@ -103,12 +105,12 @@ class Relator:
         try:
             sums = [n for n, p in enumerate(placements) if p.startswith("Partial(")]
             if not sums:
-                return all(self._equal(self._expected(whole, output, placements, part), part.value) for part in output.parts)
+                return all(self._equal(self.expected(whole, output, placements, part), part.value) for part in output.parts)
             total = self.together(output)
             for axis in sums:
-                total = self._reduced(total, output, axis, placements[axis])
+                total = self.reduced(total, output.mesh, axis, placements[axis][8:-1])
             everyone = Part(output.order, total)
-            return self._equal(self._expected(whole, output, placements, everyone), total)
+            return self._equal(self.expected(whole, output, placements, everyone), total)
         except Undescribed:
             return False
 
@@ -117,7 +119,7 @@ class Relator:
             return True
         return a.shape == b.shape and equal_written_out(self.table, a, b)
 
-    def _expected(self, whole: Value, output: Held, placements: Placements, part: Part) -> Value:
+    def expected(self, whole: Value, output: Held, placements: Placements, part: Part) -> Value:
         sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
         lanes = [output.order.index(rank) for rank in part.ranks]
         tiles = np.array([self.tile(sizes, output, placements, lane) for lane in lanes], dtype=np.int64).reshape(len(lanes), len(sizes), 2)
@@ -144,9 +146,9 @@ class Relator:
         lanes = np.arange(mesh.size, dtype=np.int64).reshape(mesh.shape)
         return groups_of(np.moveaxis(lanes, axis, -1).reshape(-1, mesh.shape[axis]))
 
-    def _reduced(self, value: Value, output: Held, axis: int, placement: str) -> Value:
-        reduce = placement[8:-1]
-        return exchange.reduced(self.ops, value, self.groups(output.mesh, axis), {"reduce": reduce})
+    def reduced(self, value: Value, mesh: Mesh, axis: int, reduce: str) -> Value:
+        """The reduction over an axis of the mesh."""
+        return exchange.reduced(self.ops, value, self.groups(mesh, axis), {"reduce": reduce})
 
     def is_scaled_copy(self, whole: Value, output: Held, placements: Placements) -> bool:
         """Whether a sum over ranks is one of equal copies of a fraction of the whole."""
@@ -180,7 +182,7 @@ class Relator:
         try:
             factors = set()
             for part in output.parts:
-                wanted = self._expected(whole, output, placements, part)
+                wanted = self.expected(whole, output, placements, part)
                 if not wanted.terms or len(wanted.terms) != len(part.value.terms):
                     return None
                 lead = min(wanted.terms, key=lambda t: [f.atom.id for f in t.factors])
@@ -194,3 +196,67 @@ class Relator:
             return factors.pop() if len(factors) == 1 else None
         except Undescribed:
             return None
+
+
+def tile_of(table: Table, whole: Value, part: Value) -> list[Lane] | None:
+    """Where in the whole a part of it lies, if it is one: the start along each dim, which may differ between lanes."""
+    if len(whole.shape) != len(part.shape) or not whole.terms or not part.terms:
+        return None
+    for mine in whole.terms:
+        for its in part.terms:
+            starts = _starts(mine, its) if signature(mine) == signature(its) else None
+            if starts is None:
+                continue
+            inside = all(
+                everywhere(start >= 0) and everywhere(start + size <= full)
+                for start, size, full in zip(starts, part.shape, whole.shape, strict=True)
+            )
+            if not inside:
+                continue
+            cutout = whole
+            try:
+                for dim, start in enumerate(starts):
+                    cutout = cut(table, cutout, dim, start, collapse(start + part.shape[dim]))
+            except Undescribed:
+                continue
+            if same(folded(table, cutout), part):
+                return starts
+    return None
+
+
+def _starts(mine: Term, its: Term) -> list[Lane] | None:
+    """The distance along each dim at which two terms of the same atoms read."""
+    starts: list[Lane] = []
+    for dim, group in enumerate(mine.dims):
+        start: Lane = 0
+        if group:
+            place = _place_of(mine, group[0])
+            if place is not None:
+                number, axis, stride = place
+                distance = _first(its, number, axis) - _first(mine, number, axis)
+                if not everywhere(distance % stride == 0):
+                    return None
+                inner = 1
+                for variable in group[1:]:
+                    inner *= int(extent(mine.ranges[variable]))  # type: ignore[arg-type]
+                start = collapse(distance // stride * inner)
+        starts.append(collapse(start + mine.box[dim][0] - its.box[dim][0]))
+    return starts
+
+
+def _place_of(term: Term, variable: Variable) -> tuple[int, int, int] | None:
+    for number, factor in enumerate(term.factors):
+        for axis, index in enumerate(factor.at):
+            stride = dict(index.terms).get(variable)
+            if stride is not None and len([v for v, _ in index.terms if v in term.visible]) == 1:
+                return number, axis, stride
+    return None
+
+
+def _first(term: Term, number: int, axis: int) -> Lane:
+    """The position that an index has at the first element."""
+    index = term.factors[number].at[axis]
+    position = index.offset
+    for variable, stride in index.terms:
+        position = position + stride * term.ranges[variable][0]
+    return collapse(position)
