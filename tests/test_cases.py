@@ -1,12 +1,12 @@
-"""Every proof case: its verdict, the relations that are proved, and that nothing wrong is claimed about any tensor on the way."""
+"""Every proof case: its verdict, the relations proved, and that nothing wrong is claimed about any tensor on the way."""
 
 import importlib
 import math
 
 import pytest
+from cases.case import Case
 
 import graphguard as gg
-from cases.case import Case
 from graphguard.api import _ranges
 from graphguard.engine import prove as prover
 from graphguard.expectation import expectations

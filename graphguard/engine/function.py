@@ -6,27 +6,61 @@ factors alone; exp turns sums into products, whose factors are positive; log und
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
+
+import numpy as np
 
 from graphguard.engine.definition import Part, Product
 from graphguard.engine.grid import Box, by_cell
-from graphguard.engine.lane import varies
+from graphguard.engine.lane import Lane, at_lane, varies
 from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import Table, weighted
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
-from graphguard.engine.value import add
+from graphguard.engine.value import add, masked
 
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
+MOST_KINDS = 4  # of lanes with different shares, told apart
 ZERO_AT_ZERO = {"relu", "positive", "abs", "gelu", "tanh", "sin", "sinh", "asinh", "atan", "erf", "sign", "floor", "ceil", "round", "trunc"}
+
+
+def by_weight(table: Table, values: Sequence[Value], work: Callable[[Sequence[Value]], Value]) -> Value:
+    """Nonlinear work where lanes have different shares of the operands: done for each kind of lane, and put together."""
+    varying = [term.weight for value in values for term in value.terms if isinstance(term.weight, np.ndarray)]
+    if not varying:
+        return work(values)
+    weights = np.stack(varying)
+    kinds = np.unique(weights, axis=1)
+    if kinds.shape[1] > MOST_KINDS:
+        raise Undescribed("a function of what ranks hold in many different shares")
+    parts = []
+    for kind in kinds.T:
+        there = np.asarray((weights == kind[:, None]).all(axis=0), dtype=np.int64)
+        lane = int(np.flatnonzero(there)[0])
+        result = work([_at_kind(value, lane) for value in values])
+        parts.append(masked(table, result, there))
+    return add(table, parts)
+
+
+def _at_kind(value: Value, lane: int) -> Value:
+    terms = []
+    for term in value.terms:
+        share = at_lane(term.weight, lane)
+        if share:
+            terms.append(term.with_(coefficient=term.coefficient * share, weight=1))
+    return Value(value.shape, tuple(terms))
 
 
 def apply(table: Table, name: str, values: Sequence[Value], parameters: tuple[Hashable, ...] = ()) -> Value:
     """An elementwise function of tensors of one shape."""
     values = [folded(table, value) for value in values]
+    return by_weight(table, values, lambda each: _applied(table, name, each, parameters))
+
+
+def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple[Hashable, ...]) -> Value:
 
     def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
         operands = [plain(table, cell) for cell in cells]
@@ -45,9 +79,11 @@ def _function(
     labels = "".join(chr(97 + dim) for dim in range(len(box)))
     layout = Layout(table)
     parts: list[tuple[int, Fraction]] = []
+    weight: Lane = 1
     if all(term is None for term in operands):
-        layout.lay(filled(table, box), labels)
-        layout.parts = []
+        nothing = _settled(table, filled(table, box))
+        layout.lay(nothing, labels)
+        layout.parts, box, weight = [], nothing.box, nothing.weight
     for number, term in enumerate(operands):
         if term is not None:
             layout.lay(term.with_(factors=weighted(term)), labels)
@@ -56,7 +92,7 @@ def _function(
     facts = {"positive": name in POSITIVE, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
     atom, axes = table.define("function", name, parameters, len(operands), products, layout.ranges, **facts)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-    return _settled(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box))
+    return _settled(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box, weight))
 
 
 def _rectified(table: Table, term: Term | None) -> Term | None:
@@ -105,8 +141,10 @@ def power(table: Table, value: Value, exponent: Fraction) -> Value:
         return constant(value.shape, number ** int(exponent), table)
     if exponent == 0:
         return constant(value.shape, ONE, table)
-    value = folded(table, value)
+    return by_weight(table, [folded(table, value)], lambda each: _power(table, each[0], exponent))
 
+
+def _power(table: Table, value: Value, exponent: Fraction) -> Value:
     def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
         term = plain(table, cells[0])
         if term is None:
@@ -115,8 +153,7 @@ def power(table: Table, value: Value, exponent: Fraction) -> Value:
             return None
         whole = exponent.denominator == 1
         if varies(term.weight):
-            if not (whole and exponent > 0 and _only_ones(term)):
-                raise Undescribed("a power of what only some ranks hold")
+            raise Undescribed("a power of what ranks hold in different shares")
         simple = len(term.factors) == 1 and term.factors[0].power == 1
         if not whole and not (simple or all(f.atom.positive for f in term.factors)):
             return _function(table, "pow", [term], (exponent,), box)
@@ -131,12 +168,6 @@ def power(table: Table, value: Value, exponent: Fraction) -> Value:
         return _settled(table, term.with_(coefficient=scale, factors=factors))
 
     return by_cell(table, [value], on_cell)
-
-
-def _only_ones(term: Term) -> bool:
-    import numpy as np
-
-    return bool(np.isin(term.weight, (0, 1)).all())
 
 
 def _rational_power(number: Fraction, exponent: Fraction) -> Fraction | None:
@@ -158,7 +189,10 @@ def _root(number: int, degree: int) -> int | None:
 # ---------------------------------------------------------------------- exp and log
 def exp(table: Table, value: Value) -> Value:
     """exp(a + b) is exp(a) exp(b), and exp(c a) is exp(a) to the power c."""
+    return by_weight(table, [value], lambda each: _exp(table, each[0]))
 
+
+def _exp(table: Table, value: Value) -> Value:
     def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
         labels = "".join(chr(97 + dim) for dim in range(len(box)))
         layout = Layout(table)
@@ -188,12 +222,18 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
             for product in definition.operands[0]:
                 result += _exp_factors(table, _instance(product, axes), scale * product.label[1])  # type: ignore[index]
             return result
-        if definition.name == "log" and definition.operands[0][0].label == (0, ONE):
+        if definition.name == "log" and definition.operands[0] and definition.operands[0][0].label == (0, ONE):
             inner = _instance(definition.operands[0][0], axes)
             if scale == 1 or all(f.atom.positive for f in inner):
                 return [f._replace(power=f.power * scale) for f in inner]
-    atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=True)
+    finite = not any(_is_log(table, factor) for factor in factors)  # exp(log 0) is 0
+    atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=finite, nonnegative=True)
     return [Factor(atom, positions, scale)]
+
+
+def _is_log(table: Table, factor: Factor) -> bool:
+    definition = table.definitions.get(factor.atom.id)
+    return definition is not None and definition.name == "log"
 
 
 def _instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
@@ -203,7 +243,10 @@ def _instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
 
 def log(table: Table, value: Value) -> Value:
     """The log of positive factors is a sum of logs; log(exp(a)) is a."""
-    value = folded(table, value)
+    return by_weight(table, [folded(table, value)], lambda each: _log(table, each[0]))
+
+
+def _log(table: Table, value: Value) -> Value:
     if len(value.terms) != 1:
         return apply(table, "log", [value])
     term = plain(table, value.terms)

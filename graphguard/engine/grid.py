@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from itertools import product as combinations
 
+import numpy as np
+
 from graphguard.engine.lane import Lane, collapse, equal, everywhere
 from graphguard.engine.table import Table
 from graphguard.engine.term import Range, Term, Undescribed, Value
@@ -26,9 +28,11 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
         return Value(shape, () if term is None else (term,))
     terms = []
     for cell in _cells(values):
-        term = work([list(_inside(table, value.terms, cell)) for value in values], cell)
-        if term is not None:
-            terms.append(term)
+        inside = [[_unmasked(term, cell) for term in _inside(table, value.terms, cell)] for value in values]
+        term = work(inside, cell)
+        settled = None if term is None else table.settle(term)
+        if settled is not None:
+            terms.append(settled)
     return Value(shape, tuple(terms))
 
 
@@ -51,6 +55,19 @@ def _inside(table: Table, terms: Sequence[Term], cell: tuple[Range, ...]) -> Ite
             settled = table.settle(term)
             if settled is not None:
                 yield settled
+
+
+def _unmasked(term: Term, cell: Box) -> Term:
+    """The term without the zeros that it has for lanes in which the cell is empty: there, the box says that it does not count."""
+    if not isinstance(term.weight, np.ndarray):
+        return term
+    there = np.ones(term.weight.shape, dtype=bool)
+    for low, high in cell:
+        there = there & np.asarray(high > low)
+    if there.all() or not there.any():
+        return term
+    weight = collapse(np.where(there, term.weight, term.weight[int(np.flatnonzero(there)[0])]))
+    return term.with_(weight=weight, box=cell)
 
 
 def _cells(values: Sequence[Value]) -> Iterator[tuple[Range, ...]]:

@@ -21,7 +21,7 @@ from graphguard.engine.ops import Ops
 from graphguard.engine.sums import folded, named
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
-from graphguard.engine.value import add, taken
+from graphguard.engine.value import add, masked, taken
 from graphguard.ir import Arg, Constant, Graph, Node
 from graphguard.ir import Value as Tensor
 from graphguard.joint import Joint, Match
@@ -92,7 +92,7 @@ class Interpreter:
         if node.op == "gg.part":
             return (self._part(*args),)
         if node.op.startswith(("aten.empty", "aten.new_empty")):
-            return (self._unwritten(node, lanes),)
+            return (self.unwritten(node, lanes),)
         return None
 
     def _part(self, x: Value, key: str, index: Any, count: int) -> Value:
@@ -107,7 +107,7 @@ class Interpreter:
         settled = self.table.settle(part)
         return Value(x.shape, () if settled is None else (settled,))
 
-    def _unwritten(self, node: Node, lanes: int) -> Value:
+    def unwritten(self, node: Node, lanes: int) -> Value:
         """Memory that nothing was written to: on each rank something else."""
         name = ("unwritten", node.outputs[0].id, lanes, self.table.recording)
         lane = collapse(np.arange(lanes, dtype=np.int64))
@@ -311,12 +311,12 @@ class _Meeting:
         match = next(m for m in self.distinct if rank in m.group)
         return other.position_of[lane][id(match.nodes[rank])]
 
-    def operand(self, number: int) -> Value:
-        """What all ranks of the meeting send, by lane of the meeting."""
+    def operand(self, number: int, only: set[int] | None = None) -> Value:
+        """What the ranks of the meeting send, by lane of the meeting: all of them, or those that count."""
         if self.ranks == self.player.stream.ranks and all(self._position(r) == self.position for r in self.ranks):
             return _described(self.player.posted[self.position][number])
         sources: dict[tuple[int, int], list[int]] = {}
-        for rank in self.ranks:
+        for rank in self.ranks if only is None else sorted(only):
             sources.setdefault((id(self.where[rank][0]), self._position(rank)), []).append(rank)
         parts = []
         for (_, position), ranks in sources.items():
@@ -356,13 +356,7 @@ class _Meeting:
 
 def _spread(table: Table, value: Value, lanes: Lanes, present: Lanes) -> Value:
     """A value of other lanes, held by some of the lanes here and zero in the others."""
-    there = taken(table, value, lanes)
-    terms = []
-    for term in there.terms:
-        settled = table.settle(term.with_(weight=collapse(term.weight * present)))
-        if settled is not None:
-            terms.append(settled)
-    return Value(there.shape, tuple(terms))
+    return masked(table, taken(table, value, lanes), present)
 
 
 def _described(value: Described) -> Value:
@@ -376,12 +370,18 @@ def _all_reduce(m: _Meeting, node: Node) -> list[Described]:
 
 
 def _reduce(m: _Meeting, node: Node) -> list[Described]:
+    """On the root the reduction; what the others hold afterwards is not promised."""
     roots = [match.any_node.kwargs["root"] == rank for match, rank in zip(m.matches, m.player.stream.ranks, strict=True)]
     if not any(roots):
         return [Unknown("after dist.reduce, only the root holds something that is promised", node)]
-    if not all(roots):
-        raise Undescribed("a reduce whose root is one of several ranks of a class")
-    return _all_reduce(m, node)
+    (total,) = _all_reduce(m, node)
+    if all(roots):
+        return [total]
+    there = np.array(roots, dtype=np.int64)
+    scratch = m.player.interpreter.unwritten(node, m.player.stream.lanes)
+    lanes = np.arange(len(roots), dtype=np.int64)
+    parts = [_spread(m.ops.table, _described(total), lanes, there), _spread(m.ops.table, scratch, lanes, 1 - there)]
+    return [add(m.ops.table, parts)]
 
 
 def _all_gather_into_tensor(m: _Meeting, node: Node) -> list[Described]:
@@ -434,7 +434,8 @@ def _from_root(m: _Meeting) -> Lanes:
 
 
 def _broadcast(m: _Meeting, node: Node) -> list[Described]:
-    return [m.own(taken(m.ops.table, m.operand(0), _from_root(m)))]
+    roots = {int(match.any_node.kwargs["root"]) for match in m.distinct}  # type: ignore[arg-type]
+    return [m.own(taken(m.ops.table, m.operand(0, roots), _from_root(m)))]
 
 
 def _gather(m: _Meeting, node: Node) -> list[Described]:

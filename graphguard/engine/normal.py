@@ -315,8 +315,10 @@ class _Work:
     def _narrow(self, variable: Variable, start: Lane, stop: Lane) -> bool:
         """Restrict a variable to a range: a summed one, or one that is a dim on its own, whose box follows."""
         low, high = self.ranges[variable]
-        first, last = larger(low, start), smaller(high, stop)
-        last = larger(first, last)
+        first = smaller(larger(low, start), larger(start, stop))  # an empty range lies inside, too
+        last = larger(first, smaller(high, stop))
+        if equal(first, low) and equal(last, high):
+            return False
         for dim, group in enumerate(self.dims):
             if variable in group:
                 if len(group) > 1:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product as combinations
 
-from graphguard.engine.lane import Lane, collapse, equal, everywhere, larger, smaller
+from graphguard.engine.lane import Lane, collapse, equal, everywhere, larger, smaller, varies
 from graphguard.engine.merge import merged
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Range, Term, Undescribed, Value, Variable, extent, mentioned, substitute
@@ -37,11 +37,18 @@ def _product(table: Table, terms: Sequence[Term], labels: Sequence[str], result:
         return None
     layout = Layout(table)
     coefficient, weight = Fraction(1), 1
-    for term, names in zip(terms, labels, strict=True):
+    ragged = any(varies(extent(span)) for span in boxes.values())
+    for whole, names in zip(terms, labels, strict=True):
+        term = whole
         for dim, label in enumerate(names):
             low, high = boxes[label]
             start = term.box[dim][0]
             term = cut_term(term, dim, collapse(low - start), collapse(high - start))
+        if ragged:  # lanes where nothing is left look like the others, and do not count
+            settled = table.settle(term)
+            if settled is None:
+                return None
+            term = settled
         coefficient, weight = coefficient * term.coefficient, collapse(weight * term.weight)
         layout.lay(term, names)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in result)

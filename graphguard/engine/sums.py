@@ -185,9 +185,9 @@ def _unify(product: Product, term: Term, axes: dict[int, Index]) -> tuple[dict[i
     left = list(term.factors)
     for wanted in product.factors:
         for place, factor in enumerate(left):
-            if factor.atom is wanted.atom and factor.power == wanted.power and _fits(wanted, factor, axes):
-                for index, position in zip(wanted.at, factor.at, strict=True):
-                    axes[index.terms[0][0]] = _unshifted(position, index)
+            found = _fit(wanted, factor, axes) if factor.atom is wanted.atom and factor.power == wanted.power else None
+            if found is not None:
+                axes = found
                 del left[place]
                 break
         else:
@@ -195,12 +195,15 @@ def _unify(product: Product, term: Term, axes: dict[int, Index]) -> tuple[dict[i
     return axes, left
 
 
-def _fits(wanted: Factor, factor: Factor, axes: dict[int, Index]) -> bool:
+def _fit(wanted: Factor, factor: Factor, axes: dict[int, Index]) -> dict[int, Index] | None:
+    """The axes, with those that the factor settles; None if it is read elsewhere."""
+    axes = dict(axes)
     for index, position in zip(wanted.at, factor.at, strict=True):
-        known = axes.get(index.terms[0][0])
-        if known is not None and known.key != _unshifted(position, index).key:
-            return False
-    return True
+        start = _unshifted(position, index)
+        known = axes.setdefault(index.terms[0][0], start)
+        if known is not start and known.key != start.key:
+            return None
+    return axes
 
 
 def _unshifted(position: Index, index: Index) -> Index:

@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, skeleton_of
 from graphguard.engine.lane import equal, varies
 from graphguard.engine.normal import normal
@@ -214,6 +216,8 @@ def signs(factors: Iterable[Factor]) -> dict[str, bool]:
 
 def weighted(term: Term) -> tuple[Factor, ...]:
     """The factors, with a weight that varies as a factor: idx at the weight is the weight."""
-    if not varies(term.weight):
+    if not isinstance(term.weight, np.ndarray):
         return term.factors
+    if (term.weight == 0).any():  # what is said of lanes without a share is void
+        raise Undescribed("a function of what only some ranks hold")
     return (*term.factors, Factor(IDX, (Index((), term.weight),)))

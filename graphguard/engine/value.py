@@ -44,12 +44,54 @@ def cut(table: Table, value: Value, dim: int, start: Lane, stop: Lane) -> Value:
         low, high = term.box[dim]
         first, last = larger(low, start), smaller(high, stop)
         last = larger(first, last)
-        part = cut_term(term, dim, collapse(first - low), collapse(last - low))
-        box = (collapse(first - start), collapse(last - start))
-        settled = table.settle(part.with_(box=(*part.box[:dim], box, *part.box[dim + 1 :])))
-        if settled is not None:
-            terms.append(settled)
+        for part in _pieces(term, dim, collapse(first - low), collapse(last - low)):
+            settled = table.settle(moved(part, dim, collapse(-start)))
+            if settled is not None:
+                terms.append(settled)
     return Value(shape, merged(table, terms))
+
+
+def _pieces(term: Term, dim: int, start: Lane, stop: Lane) -> list[Term]:
+    """The part of a term between two positions of a dim: one term, or three where it begins and ends within rows of joined dims."""
+    try:
+        return [cut_term(term, dim, start, stop)]
+    except Undescribed:
+        group = term.dims[dim]
+        if len(group) != 2:
+            raise
+    outer, inner = group
+    width = _even(extent(term.ranges[inner]))
+    after, last = collapse(-(-start // width)), collapse(stop // width)
+    head = smaller(collapse(after * width), stop)
+    tail = larger(collapse(last * width), head)
+    pieces = [_row_part(term, dim, start, head, width)]
+    if not everywhere(tail <= head):
+        pieces.append(_rows(term, dim, after, larger(last, after), width))
+    if not everywhere(stop <= tail):
+        pieces.append(_row_part(term, dim, tail, stop, width))
+    return pieces
+
+
+def _row_part(term: Term, dim: int, start: Lane, stop: Lane, width: int) -> Term:
+    """What lies within one row; nothing in lanes where the positions are equal."""
+    outer, inner = term.dims[dim]
+    row = collapse(start // width)
+    first, low = term.ranges[outer][0], term.ranges[inner][0]
+    columns = (collapse(low + start - row * width), collapse(low + stop - row * width))
+    ranges = {**term.ranges, outer: (collapse(first + row), collapse(first + row + 1)), inner: columns}
+    return term.with_(ranges=ranges, box=_boxed(term, dim, start, stop))
+
+
+def _rows(term: Term, dim: int, first: Lane, last: Lane, width: int) -> Term:
+    outer, _ = term.dims[dim]
+    low = term.ranges[outer][0]
+    ranges = {**term.ranges, outer: (collapse(low + first), collapse(low + last))}
+    return term.with_(ranges=ranges, box=_boxed(term, dim, collapse(first * width), collapse(last * width)))
+
+
+def _boxed(term: Term, dim: int, start: Lane, stop: Lane) -> tuple[Range, ...]:
+    low = term.box[dim][0]
+    return (*term.box[:dim], (collapse(low + start), collapse(low + stop)), *term.box[dim + 1 :])
 
 
 def cut_term(term: Term, dim: int, start: Lane, stop: Lane) -> Term:
@@ -125,6 +167,16 @@ def taken(table: Table, value: Value, lanes: Lanes) -> Value:
         if settled is not None:
             terms.append(settled)
     return Value(tuple(take(size, lanes) for size in value.shape), merged(table, terms))
+
+
+def masked(table: Table, value: Value, there: Lanes) -> Value:
+    """The value in some lanes, zero in the others."""
+    terms = []
+    for term in value.terms:
+        settled = table.settle(term.with_(weight=collapse(term.weight * there)))
+        if settled is not None:
+            terms.append(settled)
+    return Value(value.shape, tuple(terms))
 
 
 def same(a: Value, b: Value) -> bool:

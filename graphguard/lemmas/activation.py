@@ -74,7 +74,7 @@ _CURVES: dict[str, tuple[Any, ...]] = {
     "hardshrink": (0.5,), "softshrink": (0.5,),
 }  # fmt: skip
 _SLOPES = {
-    "silu_backward": "silu_slope", "mish_backward": "mish_slope", "hardswish_backward": "hardswish_slope",
+    "hardswish_backward": "hardswish_slope",
     "hardsigmoid_backward": "hardsigmoid_slope", "hardtanh_backward": "hardtanh_slope", "softplus_backward": "softplus_slope",
     "leaky_relu_backward": "leaky_relu_slope", "hardshrink_backward": "shrink_slope", "softshrink_backward": "shrink_slope",
 }  # fmt: skip
@@ -109,9 +109,9 @@ def elu_backward(c: Call, g: Value, alpha: Any, scale: Any, input_scale: Any, of
     return c.mul(g, c.fn(name, x, parameters=_numbers((alpha, scale, input_scale))))
 
 
-@row("aten.log_sigmoid_forward.default", means="log(sigmoid(x)); what it saves is open")
-def log_sigmoid(c: Call, x: Value) -> tuple[Value, None]:
-    return c.log(c.fn("sigmoid", x)), None
+@row("aten.log_sigmoid_forward.default", means="log(sigmoid(x)), and exp(-|x|)")
+def log_sigmoid(c: Call, x: Value) -> tuple[Value, Value]:
+    return c.log(c.fn("sigmoid", x)), c.exp(c.neg(c.fn("abs", x)))
 
 
 @row("aten.log_sigmoid_backward.default", means="g (1 - sigmoid(x))")
@@ -144,5 +144,3 @@ def prelu(c: Call, x: Value, w: Value) -> Value:
 def prelu_backward(c: Call, g: Value, x: Value, w: Value) -> tuple[Value, Value]:
     above = c.fn("positive", x)
     return c.choose(above, g, c.mul(*c.broadcast(g, w))), c.choose(above, 0, c.mul(g, x))
-
-

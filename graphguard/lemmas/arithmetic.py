@@ -12,7 +12,7 @@ from graphguard.lemmas.imaginary import complex_add, complex_div, complex_mul
 from graphguard.lemmas.registry import Call, row
 
 
-@row("aten.clone.default", "aten.lift_fresh_copy.default", "aten.alias.default", "aten.detach.default", means="x", complex=True)
+@row("aten.clone.default", means="x", complex=True)
 def same(c: Call, x: Value, **_: Any) -> Value:
     return x
 
@@ -186,7 +186,9 @@ _BINARY = {
 @row(*(f"aten.{name}" for name in _BINARY), means="a function of two elements, of which nothing more is known")
 def binary(c: Call, a: Any, b: Any) -> Value:
     name = c.node.op.split(".")[1].removesuffix("_")
-    return c.fn({"fmax": "maximum", "fmin": "minimum", "max": "maximum", "min": "minimum"}.get(name, name), c.value(a), c.value(b))
+    return c.fn(
+        {"fmax": "maximum", "fmin": "minimum", "max": "maximum", "min": "minimum"}.get(name, name), c.value(a), c.value(b)
+    )
 
 
 @row("aten.clamp.default", means="x between two numbers")
@@ -206,7 +208,7 @@ def clamp_max(c: Call, x: Value, high: Any) -> Value:
 
 def clamped(c: Call, x: Value, low: Any, high: Any) -> Value:
     bounds = _bound(low, float("-inf")), _bound(high, float("inf"))
-    return c.fn("relu", x) if bounds == (0, None) else c.fn("clamp", x, parameters=bounds)
+    return c.fn("relu", x) if bounds == (Fraction(0), None) else c.fn("clamp", x, parameters=bounds)
 
 
 def _bound(number: Any, none: float) -> Fraction | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphguard.engine.lane import everywhere
+from graphguard.engine.lane import equal, everywhere
 from graphguard.engine.ops import fraction
-from graphguard.engine.term import STEP, Index, Term, Undescribed, Value, bounds, combined
+from graphguard.engine.table import Table
+from graphguard.engine.term import STEP, Atom, Index, Term, Undescribed, Value, bounds, combined
 from graphguard.lemmas.registry import Call, row
 
 
@@ -31,25 +32,39 @@ def _softmax(c: Call, x: Value, dim: int, safe: bool) -> Value:
 
 def _normed(c: Call, raised: Value, total: Value, dim: int, safe: bool) -> Value:
     """Rows divided by their sums. `safe`: a row of zeros, which is masked altogether, stays what it is."""
-    if safe and not _has_an_element(raised, dim):
+    if safe and not _has_an_element(c.table, raised, dim):
         return c.mul(raised, c.fn("inverse_or_zero", total))
     return c.div(raised, total)
 
 
-def _has_an_element(raised: Value, dim: int) -> bool:
+def _has_an_element(table: Table, raised: Value, dim: int) -> bool:
     """Whether each row along a dim is known to have an element above zero."""
     if len(raised.terms) != 1:
         return False
     (term,) = raised.terms
     whole = all(
-        everywhere(low == 0) and everywhere(high == size) for d, ((low, high), size) in enumerate(zip(term.box, raised.shape, strict=True)) if d != dim
+        equal(low, 0) and equal(high, size)
+        for d, ((low, high), size) in enumerate(zip(term.box, raised.shape, strict=True))
+        if d != dim
     )
     if not whole or term.coefficient <= 0 or not everywhere(term.weight > 0):
         return False
     masks = [f for f in term.factors if f.atom is STEP]
-    if not all(f.atom.positive for f in term.factors if f.atom is not STEP) or len(masks) > 1 or term.summed:
+    others = [f.atom for f in term.factors if f.atom is not STEP]
+    if not all(atom.positive and not _may_vanish(table, atom) for atom in others) or len(masks) > 1 or term.summed:
         return False
     return not masks or _somewhere_above(term, masks[0].at[0], term.dims[dim])
+
+
+def _may_vanish(table: Table, atom: Atom) -> bool:
+    """Whether an exp may be that of minus infinity, which is the log of a mask."""
+    definition = table.definitions.get(atom.id)
+    if definition is None:
+        return False
+    inside = [factor.atom for operand in definition.operands for product in operand for factor in product.factors]
+    if definition.name == "log":
+        return not inside or not all(each.positive and not _may_vanish(table, each) for each in inside)
+    return any(_may_vanish(table, each) for each in inside)
 
 
 def _somewhere_above(term: Term, index: Index, row: Sequence[int]) -> bool:
@@ -116,7 +131,9 @@ def flash(
     return y, c.log(c.reshape(total, total.shape[:3]))
 
 
-@row("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", means="the gradients of attention", needs="no dropout")
+@row(
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default", means="the gradients of attention", needs="no dropout"
+)
 def flash_backward(
     c: Call, g: Value, q: Value, k: Value, v: Value, y: Value, total: Value, dropout: Any, causal: bool, *,
     attn_mask: Value | None = None, scale: Any = None,

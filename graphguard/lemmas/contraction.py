@@ -68,18 +68,37 @@ def _patches(c: Call, x: Value, kernel: Sequence[int]) -> tuple[Value, str, str]
 
 
 def _require_patches(x: Value, w: Value, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> list[int]:
-    kernel = [int(size) for size in w.shape[2:]]  # type: ignore[arg-type]
+    kernel = [int(size) for size in w.shape[2:]]
     steps = [*stride] * len(kernel) if len(stride) == 1 else [*stride]
-    if transposed or groups != 1 or any(padding) or kernel != steps or (any(d != 1 for d in dilation) and any(k > 1 for k in kernel)):
+    if (
+        transposed
+        or groups != 1
+        or any(padding)
+        or kernel != steps
+        or (any(d != 1 for d in dilation) and any(k > 1 for k in kernel))
+    ):
         raise Undescribed("a convolution with windows that overlap")
     if len(x.shape) != len(w.shape):
         raise Undescribed("a convolution without a batch")
     return kernel
 
 
-@row("aten.convolution.default", means="a product with each patch", needs="patches beside each other: stride = kernel, no padding")
+@row(
+    "aten.convolution.default",
+    means="a product with each patch",
+    needs="patches beside each other: stride = kernel, no padding",
+)
 def convolution(
-    c: Call, x: Value, w: Value, b: Value | None, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any, groups: int
+    c: Call,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    _: Any,
+    groups: int,
 ) -> Value:
     kernel = _require_patches(x, w, stride, padding, dilation, transposed, groups)
     wide, places, inside = _patches(c, x, kernel)

@@ -59,7 +59,12 @@ def neg_view(c: Call, x: Value) -> Value:
     return c.neg(x)
 
 
-@row("aten.view_as_complex.default", "aten.view_as_real.default", means="pairs of reals as complex numbers, and back", complex=True)
+@row(
+    "aten.view_as_complex.default",
+    "aten.view_as_real.default",
+    means="pairs of reals as complex numbers, and back",
+    complex=True,
+)
 def pairs(c: Call, x: Value) -> Value:
     return x
 

@@ -113,7 +113,7 @@ def _last_classes(c: Call, x: Value) -> Value:
 
 @row("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",
      means="-Σ_v [t = v] w[v] x[v], reduced, and the weight of the targets that count")  # fmt: skip
-def nll(c: Call, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int) -> tuple[Value, Value | None]:
+def nll(c: Call, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int) -> tuple[Value, Value]:
     x = _last_classes(c, x)
     hot = _classes(c, target, c.size(x, len(x.shape) - 1), ignored)
     keep = _kept(c, target, ignored)
@@ -128,7 +128,7 @@ def nll(c: Call, x: Value, target: Value, weight: Value | None, reduction: int, 
     if keep is not None:
         each = c.mul(each, keep)
     if reduction == NONE:
-        return each, None
+        return each, c.zeros(())
     total, count = c.sum(each), c.sum(counted)
     return (c.div(total, count) if reduction == MEAN else total), count
 

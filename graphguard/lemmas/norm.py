@@ -12,8 +12,6 @@ from graphguard.lemmas.reduction import count_of
 from graphguard.lemmas.registry import Call, row
 
 HALF = Fraction(1, 2)
-# What `eps=None` stands for: the distance from 1 to the next number, of the dtype that torch computes in.
-EPSILON = {"float64": Fraction(1, 2**52)}
 
 
 def _asked(*gradients: Value | None) -> tuple[Value, ...]:
@@ -36,7 +34,9 @@ def _slope(c: Call, g: Value, normed: Value, rstd: Value, over: Sequence[int]) -
 
 
 @row("aten.native_layer_norm.default", means="(x - mean) rstd w + b, with mean and rstd over the last dims")
-def layer_norm(c: Call, x: Value, shape: Sequence[int], w: Value | None, b: Value | None, eps: Any) -> tuple[Value, Value, Value]:
+def layer_norm(
+    c: Call, x: Value, shape: Sequence[int], w: Value | None, b: Value | None, eps: Any
+) -> tuple[Value, Value, Value]:
     over = list(range(len(x.shape) - len(shape), len(x.shape)))
     centred, mean, rstd = _statistics(c, x, over, eps)
     y = c.mul(centred, rstd)
@@ -46,7 +46,15 @@ def layer_norm(c: Call, x: Value, shape: Sequence[int], w: Value | None, b: Valu
 
 @row("aten.native_layer_norm_backward.default", means="the gradients of layer_norm")
 def layer_norm_backward(
-    c: Call, g: Value, x: Value, shape: Sequence[int], mean: Value, rstd: Value, w: Value | None, b: Value | None, asked: Sequence[bool]
+    c: Call,
+    g: Value,
+    x: Value,
+    shape: Sequence[int],
+    mean: Value,
+    rstd: Value,
+    w: Value | None,
+    b: Value | None,
+    asked: Sequence[bool],
 ) -> tuple[Value, ...]:
     rank = len(x.shape)
     over = list(range(rank - len(shape), rank))
@@ -55,29 +63,6 @@ def layer_norm_backward(
     dx = _slope(c, g if w is None else c.mul(g, w), normed, rstd, over) if asked[0] else None
     dw = c.sum(c.mul(g, normed), rest) if asked[1] and w is not None else None
     return _asked(dx, dw, c.sum(g, rest) if asked[2] and b is not None else None)
-
-
-@row("aten._fused_rms_norm.default", means="x rstd w, with rstd over the last dims")
-def rms_norm(c: Call, x: Value, shape: Sequence[int], w: Value | None, eps: Any) -> tuple[Value, Value]:
-    over = list(range(len(x.shape) - len(shape), len(x.shape)))
-    number = EPSILON.get(c.dtype(0), Fraction(1, 2**23)) if eps is None else fraction(eps)
-    rstd = c.power(c.add(c.mean(c.power(x, 2), over, keep=True), c.full((), number)), -HALF)
-    y = c.mul(x, rstd)
-    return (y if w is None else c.mul(y, w)), rstd
-
-
-@row("aten._fused_rms_norm_backward.default", means="the gradients of rms_norm")
-def rms_norm_backward(
-    c: Call, g: Value, x: Value, shape: Sequence[int], rstd: Value, w: Value | None, asked: Sequence[bool]
-) -> tuple[Value, ...]:
-    rank = len(x.shape)
-    over = list(range(rank - len(shape), rank))
-    normed = c.mul(x, rstd)
-    dx = None
-    if asked[0]:
-        scaled = g if w is None else c.mul(g, w)
-        dx = c.mul(c.sub(scaled, c.mul(normed, c.mean(c.mul(scaled, normed), over, keep=True))), rstd)
-    return _asked(dx, c.sum(c.mul(g, normed), list(range(rank - len(shape)))) if asked[1] and w is not None else None)
 
 
 # ---------------------------------------------------------------------- groups of channels
@@ -132,7 +117,9 @@ def _affine(c: Call, y: Value, w: Value | None, b: Value | None) -> Value:
     return y if b is None else c.add(y, _channels(c, b, len(y.shape)))
 
 
-@row("aten._native_batch_norm_legit.default", means="(x - mean) rstd w + b over the batch; running statistics", needs="training")
+@row(
+    "aten._native_batch_norm_legit.default", means="(x - mean) rstd w + b over the batch; running statistics", needs="training"
+)
 def batch_norm_training(
     c: Call, x: Value, w: Value | None, b: Value | None, mean: Value, variance: Value, training: bool, momentum: Any, eps: Any
 ) -> tuple[Value, ...]:
@@ -148,8 +135,12 @@ def batch_norm_training(
     return new_mean, new_variance, _affine(c, normed, w, b), now, rstd
 
 
-@row("aten.native_batch_norm.default", "aten._native_batch_norm_legit.no_stats", "aten._native_batch_norm_legit_no_training.default",
-     means="(x - mean) rstd w + b, over the batch or with running statistics")  # fmt: skip
+@row(
+    "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit.no_stats",
+    "aten._native_batch_norm_legit_no_training.default",
+    means="(x - mean) rstd w + b, over the batch or with running statistics",
+)
 def batch_norm(c: Call, x: Value, w: Value | None, b: Value | None, *args: Any) -> tuple[Any, ...]:
     *statistics, _, eps = args
     if "no_training" in c.node.op:
@@ -161,13 +152,15 @@ def batch_norm(c: Call, x: Value, w: Value | None, b: Value | None, *args: Any) 
         return _affine(c, normed, w, b), mean, rstd
     mean, variance = (_channels(c, each, len(x.shape)) for each in statistics[:2])
     normed = c.mul(c.atomic(c.sub(x, mean)), c.power(c.add(variance, c.full((), eps)), -HALF))
-    return _affine(c, normed, w, b), None, None
+    # What stands for statistics of the batch depends on the backend, and nothing reads it.
+    saved = [c.opaque("batch_norm_saved", [c.ones(())], 0, each.shape, (n,)) for n, each in enumerate(c.node.outputs[1:])]
+    return _affine(c, normed, w, b), *saved
 
 
 @row("aten.native_batch_norm_backward.default", means="the gradients of batch_norm")
 def batch_norm_backward(
-    c: Call, g: Value, x: Value, w: Value | None, running_mean: Value | None, running_variance: Value | None, mean: Value | None,
-    rstd: Value | None, training: bool, eps: Any, asked: Sequence[bool],
+    c: Call, g: Value, x: Value, w: Value | None, running_mean: Value | None, running_variance: Value | None,
+    mean: Value | None, rstd: Value | None, training: bool, eps: Any, asked: Sequence[bool],
 ) -> tuple[Any, ...]:  # fmt: skip
     rank = len(x.shape)
     over = [d for d in range(rank) if d != 1]

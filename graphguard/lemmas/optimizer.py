@@ -31,7 +31,12 @@ def _mixed(c: Call, old: Value, new: Value, keep: Fraction) -> Value:
     return c.add(c.scale(old, keep), c.scale(new, 1 - keep))
 
 
-@row("aten._fused_adam_.default", "aten._fused_adamw_.default", means="one step of Adam, or of AdamW", needs="gradients as they are")
+@row(
+    "aten._fused_adam_.default",
+    "aten._fused_adamw_.default",
+    means="one step of Adam, or of AdamW",
+    needs="gradients as they are",
+)
 def adam(
     c: Call, xs: Any, grads: Any, means: Any, squares: Any, largest: Any, steps: Any, *, lr: Any, beta1: Any, beta2: Any,
     weight_decay: Any, eps: Any, amsgrad: bool, maximize: bool, grad_scale: Any = None, found_inf: Any = None,
@@ -50,7 +55,7 @@ def adam(
             g = c.add(g, c.scale(x, decay))
         g = c.atomic(g)
         mean, square = _mixed(c, mean, g, first), _mixed(c, square, c.power(g, 2), second)
-        peaks = (c.fn("maximum", rest[0], square),) if amsgrad else ()
+        peaks = [c.fn("maximum", rest[0], square)] if amsgrad else []
         root = c.power(peaks[0] if amsgrad else square, HALF)
         below = c.add(c.div(root, c.power(corrected(second, step), HALF)), c.full((), eps))
         moved = c.div(c.div(mean, corrected(first, step)), below)

@@ -140,7 +140,9 @@ def renorm(c: Call, x: Value, order: Any, dim: int, limit: Any) -> Value:
     dim %= len(x.shape)
     rest = [d for d in range(len(x.shape)) if d != dim]
     moved = c.permute(x, [dim, *rest])
-    found = c.opaque("renorm", [moved], 1, [c.size(moved, d) for d in range(1, len(x.shape))], (fraction(order), fraction(limit)))
+    found = c.opaque(
+        "renorm", [moved], 1, [c.size(moved, d) for d in range(1, len(x.shape))], (fraction(order), fraction(limit))
+    )
     if len(found.shape) != len(x.shape):
         raise Undescribed("rows of another shape")
     back = [0] * len(x.shape)

@@ -13,8 +13,8 @@ _DRAWS = (
     "multinomial.default", "exponential.default", "geometric.default", "cauchy.default", "log_normal.default", "random.default",
     "random.from", "random.to", "poisson.default", "binomial.default", "rrelu_with_noise.default", "_sample_dirichlet.default",
     "_standard_gamma.default", "rand.default", "rand.generator", "rand_like.default", "randn.default", "randn.generator",
-    "randn_like.default", "randint.default", "randint.low", "randint_like.default", "randint_like.low_dtype", "randperm.default",
-    "randperm.generator",
+    "randn_like.default", "randint.default", "randint.low", "randint_like.default", "randint_like.low_dtype",
+    "randperm.default", "randperm.generator", "native_dropout.default",
 )  # fmt: skip
 
 
@@ -23,15 +23,6 @@ def draw(c: Call, *_: Any, **__: Any) -> tuple[None, ...]:
     return (None,) * len(c.node.outputs)
 
 
-@row("aten.native_dropout.default", means="x, and a mask of ones", needs="no element is dropped")
-def dropout(c: Call, x: Value, p: Any, train: bool | None) -> tuple[Any, Any]:
-    if train is False or p == 0:
-        return x, c.ones(x.shape)
-    return None, None
-
-
 @row("aten.native_dropout_backward.default", means="g m scale")
 def dropout_backward(c: Call, g: Value, mask: Value, scale: Any) -> Value:
     return c.scale(c.mul(g, mask), scale)
-
-

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from graphguard.ir import Node, values_in
 from graphguard.ir import Value as Tensor
 
 Describe = Callable[..., Any]
+D = TypeVar("D", bound=Describe)
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,17 @@ _ROWS: dict[str, Row] = {}
 _OUT = {
     "aten.mean.out": "aten.mean.dim", "aten.sum.IntList_out": "aten.sum.dim_IntList", "aten.prod.int_out": "aten.prod.dim_int",
     "aten.max.out": "aten.maximum.default", "aten.min.out": "aten.minimum.default", "aten.any.out": "aten.any.dim",
-    "aten.all.out": "aten.all.dim", "aten.div.out_mode": "aten.div.Tensor_mode", "aten.arange.start_out": "aten.arange.start_step",
+    "aten.all.out": "aten.all.dim", "aten.div.out_mode": "aten.div.Tensor_mode",
+    "aten.arange.start_out": "aten.arange.start_step",
     "aten.topk.values": "aten.topk.default", "aten.sort.values": "aten.sort.default", "aten.max.dim_max": "aten.max.dim",
     "aten.min.dim_min": "aten.min.dim", "aten.norm.out": "aten.norm.ScalarOpt_dim",
 }  # fmt: skip
 
 
-def row(*operators: str, means: str, needs: str = "", complex: bool = False) -> Callable[[Describe], Describe]:
+def row(*operators: str, means: str, needs: str = "", complex: bool = False) -> Callable[[D], D]:
     """Register what operators mean. The function gets a Call and the operator's arguments, tensors as descriptions."""
 
-    def register(describe: Describe) -> Describe:
+    def register(describe: D) -> D:
         for operator in operators:
             if operator in _ROWS:
                 raise ValueError(f"{operator} has two rows")
@@ -249,9 +251,7 @@ def _described(found: Row, table: Table, node: Node, args: Sequence[Any], kwargs
     return found.describe(call, *args, **kwargs)
 
 
-def _describe_each(
-    found: Row, table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, ...]:
+def _describe_each(found: Row, table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """`_foreach_add(xs, ys)` is add(x, y) for each pair."""
     lengths = {len(arg) for arg in args if isinstance(arg, tuple)}
     if len(lengths) != 1:
@@ -267,9 +267,6 @@ def _describe_each(
             node.backward,
         )
         each = [arg[number] if isinstance(arg, tuple) else arg for arg in args]
-        if len(each) == 4 and node.op.endswith(".Tensor"):  # of addcmul and addcdiv: a tensor with one number for each
-            numbers = each[3]
-            each[3] = Ops(table).reshape(Ops(table).cut(numbers, 0, number, number + 1), ())
         result = _described(found, table, plain, each, kwargs)
         results.append(result[0] if isinstance(result, tuple) else result)
     return tuple(results)

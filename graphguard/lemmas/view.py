@@ -17,7 +17,7 @@ def _dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
-@row("aten.view.default", "aten._unsafe_view.default", means="the same elements in row-major order", complex=True)
+@row("aten.view.default", means="the same elements in row-major order", complex=True)
 def view(c: Call, x: Value, *_: Any) -> Value:
     return c.reshape(x, c.shape)
 
@@ -81,11 +81,11 @@ def slice_(c: Call, x: Value, dim: int = 0, start: Any = None, stop: Any = None,
 def every(c: Call, x: Value, dim: int, step: int) -> Value:
     """Each step-th element from the first on."""
     size = c.size(x, dim)
-    rest = -size % step
-    if rest:
-        x = c.concat([x, c.zeros((*x.shape[:dim], rest, *x.shape[dim + 1 :]))], dim)
-    rows = c.reshape(x, [*x.shape[:dim], (size + rest) // step, step, *x.shape[dim + 1 :]])
-    return c.reshape(c.cut(rows, dim + 1, 0, 1), [*x.shape[:dim], (size + rest) // step, *x.shape[dim + 1 :]])
+    count = -(-size // step)
+    if size % step:
+        return picked(c, x, dim, c.scale(c.arange(count), step))
+    rows = c.reshape(x, [*x.shape[:dim], count, step, *x.shape[dim + 1 :]])
+    return c.reshape(c.cut(rows, dim + 1, 0, 1), [*x.shape[:dim], count, *x.shape[dim + 1 :]])
 
 
 @row("aten.select.int", means="one position of a dim", complex=True)
@@ -130,13 +130,10 @@ def slice_backward(c: Call, g: Value, sizes: Sequence[int], dim: int, start: Any
 def spread(c: Call, g: Value, sizes: Sequence[int], dim: int, start: Any, step: int) -> Value:
     """Elements at each step-th position in zeros."""
     low, _ = bounds(sizes[dim], start, None)
-    count = c.size(g, dim)
-    column = c.reshape(g, [*g.shape[: dim + 1], 1, *g.shape[dim + 1 :]])
-    rows = c.place(column, [*column.shape[: dim + 1], step, *column.shape[dim + 2 :]], dim + 1, 0)
-    flat = c.reshape(rows, [*g.shape[:dim], count * step, *g.shape[dim + 1 :]])
-    room = sizes[dim] - low
-    flat = c.cut(flat, dim, 0, min(count * step, room)) if type(room) is int else flat
-    return c.place(flat, sizes, dim, low)
+    positions = c.add(c.scale(c.arange(c.size(g, dim)), step), c.full((), low))
+    labels = LETTERS[: len(sizes)]
+    hot = c.one_hot(positions, sizes[dim], 1)
+    return c.einsum([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, g, hot)
 
 
 @row("aten.select_backward.default", means="g in zeros")
@@ -180,7 +177,7 @@ def pad(c: Call, x: Value, margins: Sequence[int], value: Any = 0) -> Value:
     return x
 
 
-@row("aten.roll.default", means="x moved around")
+@row("aten.roll.default", means="x moved around", needs="dims, or a tensor of one dim")
 def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
         return c.reshape(roll(c, c.reshape(x, [math.prod(c.shape)]), shifts, (0,)), c.shape)
@@ -227,7 +224,11 @@ def unfold(c: Call, x: Value, dim: int, size: int, step: int) -> Value:
 def as_strided(c: Call, x: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Value:
     count = math.prod(c.size(x, dim) for dim in range(len(x.shape)))
     dense = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    if not offset and math.prod(shape) == count and all(a == b or n == 1 for a, b, n in zip(strides, dense, shape, strict=True)):
+    if (
+        not offset
+        and math.prod(shape) == count
+        and all(a == b or n == 1 for a, b, n in zip(strides, dense, shape, strict=True))
+    ):
         return c.reshape(x, shape)
     last = (offset or 0) + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
     if last >= count or 0 in shape:
@@ -265,12 +266,14 @@ def embedded(c: Call, x: Value, shape: Sequence[int], offset: int, first: int, s
     return c.einsum([rest + "z", "z" + labels[first], "z" + labels[second]], labels, x, down, right)
 
 
-@row("aten.diag_embed.default", "aten.diagonal_backward.default", means="x along a diagonal, in zeros")
-def diag_embed(c: Call, x: Value, *args: Any) -> Value:
-    if "backward" in c.node.op:
-        args = args[1:]
-    offset, first, second = (*args, *((0, -2, -1) if "embed" in c.node.op else (0, 0, 1))[len(args) :])
+@row("aten.diag_embed.default", means="x along a diagonal, in zeros")
+def diag_embed(c: Call, x: Value, offset: int = 0, first: int = -2, second: int = -1) -> Value:
     return embedded(c, x, c.shape, offset, _dim(first, len(c.shape)), _dim(second, len(c.shape)))
+
+
+@row("aten.diagonal_backward.default", means="g along a diagonal, in zeros")
+def diagonal_backward(c: Call, g: Value, _: Any, offset: int, first: int, second: int) -> Value:
+    return diag_embed(c, g, offset, first, second)
 
 
 @row("aten.diagonal_scatter.default", means="x with a diagonal replaced")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphguard.engine.lane import Lane, collapse, equal, everywhere, larger, smaller
+from graphguard.engine.lane import Lane, at_lane, collapse, everywhere
 from graphguard.engine.table import Table
-from graphguard.engine.term import IDX, Factor, Term, Undescribed, Value, bounds
+from graphguard.engine.term import IDX, Atom, Factor, Index, Term, Undescribed, Value, bounds, extent, substituted
 from graphguard.ir import Constant
 from graphguard.lemmas.registry import Call
 
 Span = tuple[Lane, Lane]  # the smallest and the largest number, inclusive
-_NOTHING: Span = (0, 0)
+MOST_PIECES = 256
 
 
 def declare(c: Call, index: Value, size: int) -> None:
@@ -39,7 +40,7 @@ def bounded(c: Call, value: Value, low: int, high: int) -> Value:
 
 
 def hot(c: Call, index: Value, size: int, dim: int, *, wraps: bool = False) -> Value:
-    """[index = v] for v in [0, size) along a new dim. Outside of it torch raises, or counts from the end: neither is a zero row.
+    """[index = v] for v in [0, size) along a new dim. Outside torch raises, or counts from the end: neither is a row of zeros.
 
     The sequential program is defined where it does not raise; of the ranks it has to be known that they do not."""
     span = span_of(c.table, index)
@@ -62,59 +63,165 @@ def _is_open(table: Table, index: Value) -> bool:
 
 def span_of(table: Table, value: Value) -> Span | None:
     """Numbers between which all elements lie, lane by lane; None if nothing is known."""
-    total: Span = _NOTHING
-    chosen: dict[Hashable, Span] = {}
-    for term in value.terms:
-        found = _delta_span(table, term)
-        if found is not None:
-            key, span = found
-            if not _covers(term, value):
-                key = (key, id(term))
-            known = chosen.get(key, _NOTHING)
-            chosen[key] = _sum(known, span)
-            continue
-        plain = _term_span(table, term)
-        if plain is None:
-            return None
-        total = _sum(total, plain if _covers(term, value) else _with_zero(plain))
-    for span in chosen.values():
-        total = _sum(total, _with_zero(span))
-    return total
-
-
-def _covers(term: Term, value: Value) -> bool:
-    return all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, value.shape, strict=True))
-
-
-def _sum(a: Span, b: Span) -> Span:
-    return collapse(a[0] + b[0]), collapse(a[1] + b[1])
-
-
-def _with_zero(span: Span) -> Span:
-    return smaller(span[0], 0), larger(span[1], 0)
-
-
-def _scaled(span: Span, number: Lane) -> Span:
-    ends = span[0] * number, span[1] * number
-    return smaller(*map(collapse, ends)), larger(*map(collapse, ends))
-
-
-def _multiple(term: Term) -> Lane | None:
-    return collapse(int(term.coefficient) * term.weight) if term.coefficient.denominator == 1 else None
-
-
-def _term_span(table: Table, term: Term) -> Span | None:
-    number = _multiple(term)
-    if number is None or term.summed:
+    lanes = max((len(n) for term in value.terms for n in _numbers(term) if isinstance(n, np.ndarray)), default=1)
+    spans = [_lane_span(table, value, lane) for lane in range(lanes)]
+    if any(span is None for span in spans):
         return None
-    span: Span = (1, 1)
+    ends = np.array(spans, dtype=np.int64).reshape(lanes, 2)
+    return collapse(ends[:, 0]), collapse(ends[:, 1])
+
+
+def _numbers(term: Term) -> Iterator[Lane]:
+    yield term.weight
+    for span in (*term.ranges.values(), *term.box):
+        yield from span
+    for factor in term.factors:
+        for index in factor.at:
+            yield index.offset
+
+
+class _Piece(NamedTuple):
+    """number · subject, or the number alone, where the subject is in one of the ranges (or anywhere)."""
+
+    number: int
+    linear: bool
+    ranges: list[tuple[int, int]] | None
+
+
+def _lane_span(table: Table, value: Value, lane: int) -> tuple[int, int] | None:
+    low = high = 0
+    pieces: dict[Hashable, list[_Piece]] = {}
+    bounds_of: dict[Hashable, tuple[int, int] | None] = {}
+    for term in value.terms:
+        number = term.coefficient * at_lane(term.weight, lane)
+        if not number:
+            continue
+        if number.denominator != 1:
+            return None
+        whole = all(
+            at_lane(a, lane) == 0 and at_lane(b, lane) == at_lane(size, lane)
+            for (a, b), size in zip(term.box, value.shape, strict=True)
+        )
+        found = _piece(table, term, int(number), lane)
+        if found is not None:
+            key, piece, known = found
+            if not whole:  # elsewhere the term is 0, whatever the subject is
+                ends = _extremes([piece], known)
+                if ends is None:
+                    return None
+                low, high = low + min(0, ends[0]), high + max(0, ends[1])
+                continue
+            pieces.setdefault(key, []).append(piece)
+            bounds_of[key] = known
+            continue
+        span = _product_span(table, term, int(number), lane)
+        if span is None:
+            return None
+        low, high = low + (span[0] if whole else min(0, span[0])), high + (span[1] if whole else max(0, span[1]))
+    for key, group in pieces.items():
+        ends = _extremes(group, bounds_of[key])
+        if ends is None:
+            return None
+        low, high = low + ends[0], high + ends[1]
+    return low, high
+
+
+def _extremes(pieces: list[_Piece], known: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The smallest and the largest sum of the pieces, over all values of the subject: it is linear between ends of ranges."""
+    ends = {end for piece in pieces for span in piece.ranges or () for end in span}
+    if known is None:
+        if any(piece.ranges is None for piece in pieces):
+            return None
+        known = (min(ends, default=0) - 1, max(ends, default=0) + 1)  # beyond, all pieces are 0
+    edges = sorted({*known, *(end for end in ends if known[0] < end < known[1])})
+    sums = [_sum(pieces, v) for first, stop in pairwise(edges) for v in (first, stop - 1)]
+    return (min(sums), max(sums)) if sums else (0, 0)
+
+
+def _sum(pieces: list[_Piece], subject: int) -> int:
+    present = (p for p in pieces if p.ranges is None or any(low <= subject < high for low, high in p.ranges))
+    return sum(piece.number * (subject if piece.linear else 1) for piece in present)
+
+
+def _piece(table: Table, term: Term, number: int, lane: int) -> tuple[Hashable, _Piece, tuple[int, int] | None] | None:
+    """A term that depends on one whole-number tensor: its name, the piece, and the range of the tensor."""
+    deltas = [f for f in term.factors if f.atom.kind == "delta" and f.power == 1]
+    others = [f for f in term.factors if not any(f is delta for delta in deltas)]
+    if len(others) > 1 or len(deltas) > 1 or any(f.power != 1 for f in others):
+        return None
+    if not deltas:
+        if not others or term.summed or others[0].atom.id not in table.bounds or others[0].atom.kind == "idx":
+            return None
+        return _place(term, others[0].atom, others[0].at, lane), _Piece(number, True, None), table.bounds[others[0].atom.id]
+    subject = _subject(table, deltas[0])
+    ranges = _values(term, deltas[0].at[-1], lane)
+    if subject is None or ranges is None:
+        return None
+    atom, at = subject
+    place = _place(term, atom, at, lane)
+    if others and (others[0].atom is not atom or _place(term, atom, others[0].at, lane) != place):
+        return None
+    return place, _Piece(number, bool(others), ranges), table.bounds.get(atom.id)
+
+
+def _subject(table: Table, delta: Factor) -> tuple[Atom, tuple[Index, ...]] | None:
+    """What a delta compares, if that is one tensor, and where it is read."""
+    (products,) = table.definitions[delta.atom.id].operands
+    if len(products) != 1 or len(products[0].factors) != 1 or products[0].label[1] != 1:  # type: ignore[index]
+        return None
+    (factor,) = products[0].factors
+    if factor.power != 1 or products[0].extents:
+        return None
+    axes = {-1 - n: index for n, index in enumerate(delta.at[:-1])}
+    return factor.atom, tuple(substituted(index, axes) for index in factor.at)
+
+
+def _place(term: Term, atom: Atom, at: tuple[Index, ...], lane: int) -> Hashable:
+    """Equal for an atom read at the same positions, whatever the variables are called."""
+    names = {v: (dim, n) for dim, group in enumerate(term.dims) for n, v in enumerate(group)}
+    sizes = tuple(tuple(at_lane(extent(term.ranges[v]), lane) for v in group) for group in term.dims)
+    read = []
+    for index in at:
+        start = at_lane(index.offset, lane) + sum(stride * at_lane(term.ranges[v][0], lane) for v, stride in index.terms)
+        read.append((tuple(sorted((names.get(v, (-1, v)), stride) for v, stride in index.terms)), start))
+    return atom.id, tuple(read), sizes
+
+
+def _values(term: Term, index: Index, lane: int) -> list[tuple[int, int]] | None:
+    """The numbers that an index over summed variables takes, as ranges; None if it is over others, or in too many pieces."""
+    if {v for v, _ in index.terms} != set(term.summed) or any(
+        f.atom.kind != "delta" for f in term.factors if _mentions(f, term)
+    ):
+        return None
+    ranges = [(at_lane(index.offset, lane), at_lane(index.offset, lane) + 1)]
+    for variable, stride in sorted(index.terms, key=lambda each: abs(each[1])):
+        low, high = (at_lane(end, lane) for end in term.ranges[variable])
+        if abs(stride) == 1 and ranges[0][1] - ranges[0][0] == 1 and len(ranges) == 1:
+            start = ranges[0][0] + min(stride * low, stride * (high - 1))
+            ranges = [(start, start + max(0, high - low))]
+        elif (high - low) * len(ranges) > MOST_PIECES:
+            return None
+        else:
+            ranges = [(a + stride * v, b + stride * v) for v in range(low, high) for a, b in ranges]
+    spans = sorted(ranges)
+    return None if any(first[1] > second[0] for first, second in pairwise(spans)) else spans
+
+
+def _mentions(factor: Factor, term: Term) -> bool:
+    return any(v in term.summed for v in factor.variables())
+
+
+def _product_span(table: Table, term: Term, number: int, lane: int) -> tuple[int, int] | None:
+    if term.summed:
+        return None
+    span = (number, number)
     for factor in term.factors:
         its = _factor_span(table, term, factor)
         if its is None:
             return None
-        ends = [collapse(a * b) for a in span for b in its]
-        span = smaller(smaller(ends[0], ends[1]), smaller(ends[2], ends[3])), larger(larger(ends[0], ends[1]), larger(ends[2], ends[3]))
-    return _scaled(span, number)
+        ends = [a * at_lane(b, lane) for a in span for b in its]
+        span = min(ends), max(ends)
+    return span
 
 
 def _factor_span(table: Table, term: Term, factor: Factor) -> Span | None:
@@ -135,43 +242,4 @@ def _constant_span(table: Table, factor: Factor) -> Span | None:
     if not isinstance(key, Constant) or not key.dtype.startswith(("int", "uint", "bool")):
         return None
     array = np.frombuffer(key.data, dtype=np.dtype(key.dtype))
-    return (int(array.min()), int(array.max())) if array.size else _NOTHING
-
-
-def _delta_span(table: Table, term: Term) -> tuple[Hashable, Span] | None:
-    """For a term of `where(low <= ids < high, ids - low, 0)`: what it adds where the mask is 1, and a name for the mask."""
-    deltas = [f for f in term.factors if f.atom.kind == "delta"]
-    number = _multiple(term)
-    if len(deltas) != 1 or len(term.summed) != 1 or number is None:
-        return None
-    (delta,), (variable,) = deltas, term.summed
-    last = delta.at[-1]
-    if last.terms != ((variable, 1),):
-        return None
-    rest = [f for f in term.factors if f is not delta]
-    low, high = term.ranges[variable]
-    subject = collapse(low + last.offset), collapse(high - 1 + last.offset)
-    key = delta.place, *map(_key, subject)
-    if not rest:
-        return key, _scaled((1, 1), number)
-    if len(rest) == 1 and rest[0].power == 1 and _is_subject(table, rest[0], delta):
-        return key, _scaled(subject, number)
-    return None
-
-
-def _key(number: Lane) -> Hashable:
-    return number if isinstance(number, int) else number.tobytes()
-
-
-def _is_subject(table: Table, factor: Factor, delta: Factor) -> bool:
-    """Whether the factor is what the delta compares, at the same position."""
-    definition = table.definitions.get(delta.atom.id)
-    if definition is None or len(definition.operands[0]) != 1:
-        return False
-    (product,) = definition.operands[0]
-    if len(product.factors) != 1 or product.factors[0].atom is not factor.atom or product.label[1] != 1:  # type: ignore[index]
-        return False
-    axes = [index.terms[0][0] for index in product.factors[0].at]
-    if any(len(i.terms) != 1 or i.offset != 0 or i.terms[0][1] != 1 for i in product.factors[0].at):
-        return False
-    return all(factor.at[n].key == delta.at[-1 - axis].key for n, axis in enumerate(axes))
+    return (int(array.min()), int(array.max())) if array.size else (0, 0)

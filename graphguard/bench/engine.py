@@ -1,0 +1,239 @@
+"""`graphguard bench engine`: a Llama of 126 layers, forward and backward, against its ranks under tensor + sequence parallelism.
+
+Both graphs are interpreted and every output is related; capture is not counted. An operation is a node of the sequential graph
+or of one rank's graph: ranks of equal structure are interpreted at once, so their nodes are counted once. Three ranks are
+captured, the first two and the last; the numbers in which they differ go by equal steps, and give those of all other ranks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Printed
+
+from graphguard import graph_json
+from graphguard.bench.llama import Llama
+from graphguard.capture.isolate import run_isolated
+from graphguard.capture.program import FunctionProgram
+from graphguard.capture.session import Subject, _capture_all
+from graphguard.engine.classes import VARYING, Stream, streams
+from graphguard.engine.interpret import Interpretation, Interpreter
+from graphguard.engine.prove import _Prover
+from graphguard.engine.table import Table
+from graphguard.errors import InternalError
+from graphguard.expectation import Expectation
+from graphguard.ir import Graph, Mesh, Node
+from graphguard.joint import Joint, Match
+
+LAYERS = (16, 63, 126)
+LANES = (8, 1024)
+REPEATS = 3
+MOST_MICROS, MOST_GROWTH = 100, 1.5  # per operation at the fewest lanes; of the time from the fewest lanes to the most
+
+
+# ---------------------------------------------------------------------- graphs of very many ranks
+@dataclass
+class Steps(Stream):
+    """Ranks whose numbers go by equal steps: one graph stands for all."""
+
+    steps: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by part, position of the node, place of the argument
+
+    def arguments(self, part: str, position: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        alone = Stream(self.ranks[:1], self.graphs[:1], self.relations[:1])
+        args, kwargs = alone.arguments(part, position)
+        varied = list(args)
+        for place in range(len(varied)):
+            step = self.steps.get((part, position, place))
+            if step is not None:
+                varied[place] = varied[place] + step * np.arange(self.lanes, dtype=np.int64)
+        return tuple(varied), kwargs
+
+
+class _Everywhere(dict[int, Node]):
+    """One node as every rank's."""
+
+    def __init__(self, node: Node, ranks: int):
+        super().__init__()
+        self.node, self.ranks = node, ranks
+
+    def __missing__(self, rank: int) -> Node:
+        return self.node
+
+    def __len__(self) -> int:
+        return self.ranks
+
+
+class Case(NamedTuple):
+    """The two graphs of a proof, with the ranks as one stream."""
+
+    sequential: Graph
+    stream: Steps
+    joint: Joint
+    expected: dict[str, Expectation]
+    ranges: dict[str, tuple[int, int]]
+
+    @property
+    def operations(self) -> int:
+        return len(self.sequential.nodes) + len(self.stream.graphs[0].nodes)
+
+
+def case_of(llama: Llama, ranks: int) -> Case:
+    mesh = Mesh.of({"tp": ranks})
+    programs = FunctionProgram(llama.sequential, "sequential"), FunctionProgram(llama.distributed, "distributed")
+    subject = Subject(*programs, mesh, llama.inputs())
+    answers = _capture_all(subject, [None, 0, 1, ranks - 1], None, True, None)
+    sequential = graph_json.loads(answers[0].graphs[0])
+    relations, graphs = zip(*(map(graph_json.loads, answer.graphs) for answer in answers[1:]), strict=True)
+    expected = {f"grads.{name}": _expectation(placement) for name, (_, placement) in llama.layout().items()}
+    expected["loss"] = Expectation("Replicate", ("Replicate",))
+    ids = {name: (0, llama.vocab) for name in ("tokens", "target")}
+    stream = stream_of(relations, graphs, ranks)
+    return Case(sequential, stream, joint_of(stream), expected, ids)
+
+
+def _expectation(placement: Any) -> Expectation:
+    name = f"Shard({placement.dim})" if placement.is_shard() else "Replicate"
+    return Expectation(name, (name,))
+
+
+def stream_of(relations: Sequence[Graph], graphs: Sequence[Graph], ranks: int) -> Steps:
+    """All ranks from the graphs of the first, the second and the last."""
+    if len(streams(graphs, relations)) != 1:
+        raise InternalError("the ranks of the benchmark are not of one class")
+    steps = {("graphs", *where): step for where, step in _steps(graphs, ranks).items()}
+    steps |= {("relations", *where): step for where, step in _steps(relations, ranks).items()}
+    return Steps(list(range(ranks)), [graphs[0]] * ranks, [relations[0]] * ranks, steps)
+
+
+def _steps(graphs: Sequence[Graph], ranks: int) -> dict[tuple[int, int], int]:
+    first, _, last = graphs
+    if any(list(graph.constants.values()) != list(first.constants.values()) for graph in graphs):
+        raise InternalError("the ranks of the benchmark have constants of their own")
+    found: dict[tuple[int, int], int] = {}
+    for position, nodes in enumerate(zip(*(graph.nodes for graph in graphs), strict=True)):
+        for place in VARYING.get(nodes[0].op.replace("_.", "."), ()):
+            numbers: list[Any] = [node.args[place] for node in nodes if place < len(node.args)]
+            if not numbers or type(numbers[0]) is not int or len(set(numbers)) == 1:
+                continue
+            step = numbers[1] - numbers[0]
+            if numbers[2] != numbers[0] + step * (ranks - 1):
+                raise InternalError(f"{last.nodes[position]} of the benchmark does not follow from the first ranks")
+            found[position, place] = step
+    return found
+
+
+def joint_of(stream: Stream) -> Joint:
+    """Every communication is one of all ranks, at the same position."""
+    everyone = tuple(stream.ranks)
+    matches = {}
+    for node in stream.graphs[0].nodes:
+        if node.communicates and node.op != "dist.wait":
+            if node.kwargs["group"] != everyone:
+                raise InternalError(f"{node} of the benchmark is not of all ranks")
+            matches[node] = Match(len(matches), node.op, everyone, _Everywhere(node, len(everyone)))
+    return Joint(stream.graphs, list(matches.values()), [], matches)
+
+
+# ---------------------------------------------------------------------- the measurement
+class Measurement(NamedTuple):
+    sequential: float  # seconds
+    ranks: float
+    relating: float
+    peak_rss: int  # bytes
+    added_rss: int
+
+    @property
+    def interpreting(self) -> float:
+        return self.sequential + self.ranks
+
+
+def measure(case: Case) -> Measurement:
+    before = _peak_rss()
+    times = [time.perf_counter()]
+    table = Table()
+    interpreter = Interpreter(table)
+    found = Interpretation(table)
+    inputs = {name: interpreter.input(name, value.shape) for name, value in case.sequential.inputs.items()}
+    for name, (low, high) in case.ranges.items():
+        for term in inputs[name].terms:
+            table.declare(term.factors[0].atom, low, high)
+    found.sequential = interpreter.run_sequential(case.sequential, inputs)
+    times.append(time.perf_counter())
+    table.recording = False
+    found.streams = [(case.stream, interpreter.run_streams([case.stream], case.joint, inputs)[0])]
+    times.append(time.perf_counter())
+    found.opaque, found.fallbacks = interpreter.opaque, interpreter.fallbacks
+    proof = _Prover(found, case.sequential, case.joint, case.expected).run()
+    times.append(time.perf_counter())
+    if not proof.proved:
+        raise InternalError(f"the benchmark is not proved: {proof.findings[0].message}")
+    spans = [late - early for early, late in zip(times, times[1:], strict=False)]
+    return Measurement(*spans, _peak_rss(), _peak_rss() - before)
+
+
+def _peak_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _isolated(task: Callable[[], Measurement]) -> Measurement:
+    """Run in a process of its own, so that peaks of memory do not add up."""
+    for _, result in run_isolated([lambda: pickle.dumps(task())], workers=1):
+        if isinstance(result, Exception):
+            raise result
+        return pickle.loads(result)  # type: ignore[no-any-return]
+    raise AssertionError("one task gives one result")
+
+
+def main(layers: Sequence[int] = LAYERS, lanes: Sequence[int] = LANES, repeats: int = REPEATS) -> None:
+    most, fewest = max(layers), min(lanes)
+    sizes = [(count, fewest) for count in sorted(layers)] + [(most, count) for count in sorted(lanes) if count != fewest]
+    cases = {(count, ranks): case_of(Llama(count), ranks) for count, ranks in sizes}
+    runs: dict[tuple[int, int], list[Measurement]] = {size: [] for size in sizes}
+    for _ in range(repeats):
+        for size, case in cases.items():  # in turns: what else the machine does then slows all of them
+            runs[size].append(_isolated(lambda case=case: measure(case)))  # type: ignore[misc]
+    _print_runs(cases, runs, repeats)
+    _print_targets(cases, runs, sizes)
+
+
+def _print_runs(cases: dict[tuple[int, int], Case], runs: dict[tuple[int, int], list[Measurement]], repeats: int) -> None:
+    title = f"Llama, forward + backward, tensor + sequence parallel; seconds: median (least) of {repeats}"
+    printed = Printed(title=title, title_justify="left")
+    for column in ("layers", "lanes", "ops", "sequential", "ranks", "both", "µs per op", "outputs related", "peak RSS", "of it added"):
+        printed.add_column(column, justify="right")
+    for (layers, lanes), taken in runs.items():
+        case = cases[layers, lanes]
+        seconds = [_spread([getattr(run, part) for run in taken]) for part in ("sequential", "ranks", "interpreting")]
+        micros = _spread([run.interpreting / case.operations * 1e6 for run in taken], 0)
+        relating = f"{len(case.expected)} in {_spread([run.relating for run in taken])}"
+        rss = [f"{max(getattr(run, part) for run in taken) / 2**20:.0f} MB" for part in ("peak_rss", "added_rss")]
+        printed.add_row(str(layers), str(lanes), str(case.operations), *seconds, micros, relating, *rss)
+    Console(width=150).print(printed)
+
+
+def _spread(numbers: Sequence[float], digits: int = 2) -> str:
+    return f"{statistics.median(numbers):.{digits}f} ({min(numbers):.{digits}f})"
+
+
+def _print_targets(
+    cases: dict[tuple[int, int], Case], runs: dict[tuple[int, int], list[Measurement]], sizes: Sequence[tuple[int, int]]
+) -> None:
+    """Ratios of medians, and of the least."""
+    few, many = sizes[0], max(size for size in sizes if size[1] == sizes[0][1])
+    widest = sizes[-1]
+    print("an operation is a node of the sequential graph or of one rank's graph; all lanes are interpreted at once")
+    for name, least in (("median", statistics.median), ("least", min)):
+        per_op = {size: least([run.interpreting for run in taken]) / cases[size].operations for size, taken in runs.items()}
+        print(
+            f"{name}: {per_op[many] * 1e6:.0f} µs per operation at {many[1]} lanes (at most {MOST_MICROS}); "
+            f"{widest[1]} lanes take {per_op[widest] / per_op[many]:.2f} times as long (at most {MOST_GROWTH}); "
+            f"an operation of {many[0]} layers takes {per_op[many] / per_op[few]:.2f} times one of {few[0]} (at most 1: linear)"
+        )
