@@ -15,6 +15,7 @@ from graphguard.engine.definition import Part, Product
 from graphguard.engine.grid import Box, by_cell
 from graphguard.engine.lane import Lane, at_lane, varies
 from graphguard.engine.product import Layout, constant, filled
+from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import Table, weighted
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
@@ -63,7 +64,7 @@ def apply(table: Table, name: str, values: Sequence[Value], parameters: tuple[Ha
 def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple[Hashable, ...]) -> Value:
 
     def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
-        operands = [plain(table, cell) for cell in cells]
+        operands = [_operand(table, cell) for cell in cells]
         if name in ZERO_AT_ZERO and all(term is None for term in operands):
             return None
         if name == "positive":
@@ -93,6 +94,12 @@ def _function(
     atom, axes = table.define("function", name, parameters, len(operands), products, layout.ranges, **facts)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
     return _settled(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box, weight))
+
+
+def _operand(table: Table, terms: Sequence[Term]) -> Term | None:
+    """What a function gets on a cell, as the sequential program would write it."""
+    term = plain(table, terms)
+    return None if term is None else recognised(table, term)
 
 
 def _rectified(table: Table, term: Term | None) -> Term | None:
@@ -146,7 +153,7 @@ def power(table: Table, value: Value, exponent: Fraction) -> Value:
 
 def _power(table: Table, value: Value, exponent: Fraction) -> Value:
     def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
-        term = plain(table, cells[0])
+        term = _operand(table, cells[0])
         if term is None:
             if exponent < 0:
                 raise Undescribed("a division by zero")

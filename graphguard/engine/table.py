@@ -35,6 +35,10 @@ class Table:
         self.sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
         self.parts: dict[int, tuple[Atom, int]] = {}  # of an input given as a sum: what it is part of, and how many there are
         self.names = itertools.count()
+        self.operands: list[Term] = []  # sums that the sequential program passes to functions
+        self._operands: frozenset[int] = frozenset()
+        self.leaves: dict[int, frozenset[int]] = {}  # what sums are made of
+        self.vanishing: dict[int, bool] = {}  # whether an atom may be 0 where it seems positive
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
@@ -104,6 +108,12 @@ class Table:
                 if axes is not None:
                     return atom, axes
         return None
+
+    def known_operands(self) -> frozenset[int]:
+        """The atoms of the sums that the sequential program passes to functions."""
+        if len(self._operands) != len(self.operands):
+            self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
+        return self._operands
 
     def number(self, number: Fraction) -> Atom:
         """A positive number as an atom: its powers need not be rational."""

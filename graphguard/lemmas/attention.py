@@ -58,6 +58,13 @@ def _has_an_element(table: Table, raised: Value, dim: int) -> bool:
 
 def _may_vanish(table: Table, atom: Atom) -> bool:
     """Whether an exp may be that of minus infinity, which is the log of a mask."""
+    known = table.vanishing.get(atom.id)
+    if known is None:
+        known = table.vanishing[atom.id] = _is_vanishing(table, atom)
+    return known
+
+
+def _is_vanishing(table: Table, atom: Atom) -> bool:
     definition = table.definitions.get(atom.id)
     if definition is None:
         return False

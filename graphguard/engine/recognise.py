@@ -1,0 +1,82 @@
+"""Operands of functions that are equal to an operand of the sequential program, though put together in another way.
+
+Where a function would get an operand that the sequential program does not know, those that it does know are tried: made of the same
+tensors, on the same range, equal when both are written out. So the two formulas of a variance meet under a root.
+"""
+
+from __future__ import annotations
+
+from graphguard.engine.expansion import equal_written_out
+from graphguard.engine.lane import collapse, equal, everywhere
+from graphguard.engine.table import Table
+from graphguard.engine.term import FIRST_ID, Term, Undescribed, Value, extent
+from graphguard.engine.value import cut_term
+
+MOST_TRIES = 4
+
+
+def recognised(table: Table, term: Term) -> Term:
+    """The term, or the sequential operand that it is equal to."""
+    if not _is_sum(term):
+        return term
+    if table.recording:
+        table.operands.append(term)
+        return term
+    if term.factors[0].atom.id in table.known_operands():
+        return term
+    tries = 0
+    made_of = leaves(table, term.factors[0].atom.id)
+    for known in table.operands:
+        if tries >= MOST_TRIES:
+            break
+        if len(known.dims) != len(term.dims) or leaves(table, known.factors[0].atom.id) != made_of:
+            continue
+        tries += 1
+        part = _same_range(table, known, term)
+        if part is None:
+            continue
+        shape = tuple(extent(span) for span in term.box)
+        home = tuple((0, size) for size in shape)
+        if equal_written_out(table, Value(shape, (term.with_(box=home),)), Value(shape, (part.with_(box=home),))):
+            return part.with_(box=term.box)
+    return term
+
+
+def _is_sum(term: Term) -> bool:
+    return len(term.factors) == 1 and term.factors[0].atom.kind in ("lin", "sum") and term.factors[0].power == 1
+
+
+def leaves(table: Table, atom: int) -> frozenset[int]:
+    """The atoms that a sum comes down to when it is written out."""
+    known = table.leaves.get(atom)
+    if known is None:
+        found: set[int] = set()
+        for product in table.definitions[atom].operands[0]:
+            for factor in product.factors:
+                if factor.atom.kind in ("lin", "sum") and factor.power > 0 and factor.power.denominator == 1:
+                    found |= leaves(table, factor.atom.id)
+                elif factor.atom.id >= FIRST_ID:
+                    found.add(factor.atom.id)
+        known = table.leaves[atom] = frozenset(found)
+    return known
+
+
+def _same_range(table: Table, known: Term, term: Term) -> Term | None:
+    """The part of a sequential operand that a rank's term would be: where its variables are."""
+    part = known
+    for dim, (mine, its) in enumerate(zip(known.dims, term.dims, strict=True)):
+        if len(mine) != len(its) and mine:
+            return None
+        if len(mine) != 1:
+            continue
+        low, high = known.ranges[mine[0]]
+        start, stop = term.ranges[its[0]]
+        if equal(low, start) and equal(high, stop):
+            continue
+        if not (everywhere(start >= low) and everywhere(stop <= high)):
+            return None
+        try:
+            part = cut_term(part, dim, collapse(start - low), collapse(stop - low))
+        except Undescribed:
+            return None
+    return table.settle(part)
