@@ -94,7 +94,8 @@ def expected(case, captured):
     result = {}
     for path, relation in case.relation.items():
         rank = len(captured.sequential.outputs[path].shape)
-        result[path] = {axis: named(relation.get(axis, gg.Replicate()), rank) for axis in case.mesh}
+        stated = {axis: relation.get(axis, gg.Replicate()) if size > 1 else gg.Replicate() for axis, size in case.mesh.items()}
+        result[path] = {axis: named(placement, rank) for axis, placement in stated.items()}
     return result
 
 

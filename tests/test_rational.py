@@ -1,6 +1,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,19 @@ def test_three_thirds_are_one_and_a_truncated_third_is_not_a_third():
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_float_rounds_back_from_its_rational(number):
-    assert float(rational(number)) == number
+    back = float(rational(number))
+    assert back == number or float(np.float32(back)) == number
+
+
+@pytest.mark.parametrize("number", [1e-5, 0.1, 1e-6, 1 / 3, 0.9])
+def test_a_constant_and_its_rounding_to_single_precision_are_one_number(number):
+    assert rational(float(np.float32(number))) == rational(number)
+
+
+def test_single_precision_takes_nothing_else_for_the_same():
+    neighbour = float(np.nextafter(np.float32(1e-5), np.float32(1)))
+    assert rational(neighbour) == Fraction(neighbour)
+    assert rational(float(np.float32(8**-0.5))) == Fraction(float(np.float32(8**-0.5)))
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))

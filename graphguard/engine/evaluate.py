@@ -310,7 +310,7 @@ def _summed_product(factors: Sequence[Array], axis: int) -> Array:
     """The product of arrays, summed over one axis, which stays with one element."""
     *others, last = factors
     if not others:
-        return last.sum(axis=axis, keepdims=True)
+        return np.asarray(last.sum(axis=axis, keepdims=True))
     first = functools.reduce(np.multiply, others)
     shape = list(np.broadcast_shapes(first.shape, last.shape))
     shape[axis] = 1

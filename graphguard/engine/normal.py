@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from math import gcd
+from math import floor, gcd
 
 import numpy as np
 
@@ -234,9 +234,11 @@ class _Work:
             powers[place] = factor._replace(power=power)
         self.factors = []
         for factor in powers.values():
-            if factor.atom.number is not None and factor.power.denominator == 1:
-                self.coefficient *= factor.atom.number ** int(factor.power)
-            elif factor.power:
+            if factor.atom.number is not None:
+                whole = floor(factor.power)
+                self.coefficient *= factor.atom.number**whole
+                factor = factor._replace(power=factor.power - whole)
+            if factor.power:
                 self.factors.append(factor)
 
     def _rewrite_special(self) -> bool:

@@ -7,8 +7,11 @@ A program writes `1 / 3` or `1e-5` and means a rational; the float that it holds
 Simplest means of the smallest denominator. So `1 / 3`, `0.1` and `1e-12` are what they say, three times a third is one, and
 an irrational such as `8 ** -0.5` stays what it is in binary, as nothing that simple rounds to it.
 
-Different floats stand for different rationals, since each rounds back to its own float: two programs that hold different
-constants are never taken to hold the same.
+    A float that fits in single precision, and for which that finds nothing, stands for the simplest fraction that rounds to it
+    in single precision, if |p| q is at most 2^20.
+
+For torch itself passes some constants on in single precision: the eps of F.rms_norm is 1e-5 rounded to a float32. So a constant and
+its own rounding to single precision are taken to be the same number. Any two other floats stand for different rationals.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
+
 LARGEST_PRODUCT = 1 << 40
+LARGEST_SINGLE_PRODUCT = 1 << 20
 
 
 def rational(number: float | int | bool) -> Fraction:
@@ -28,10 +34,24 @@ def rational(number: float | int | bool) -> Fraction:
     exact = Fraction(number)
     if exact.denominator == 1:
         return exact
-    simple = _simplest(*_rounding_interval(abs(number)))
-    if simple.numerator * simple.denominator > LARGEST_PRODUCT or float(simple) != abs(number):
-        return exact
-    return simple if number > 0 else -simple
+    size = abs(number)
+    simple = _simplest(*_rounding_interval(size))
+    if simple.numerator * simple.denominator <= LARGEST_PRODUCT and float(simple) == size:
+        return simple if number > 0 else -simple
+    single = _of_single_precision(size)
+    return exact if single is None else single if number > 0 else -single
+
+
+def _of_single_precision(number: float) -> Fraction | None:
+    """The simple fraction that a number was before it was rounded to single precision."""
+    rounded = np.float32(number)
+    if float(rounded) != number or not 1e-30 < number < 1e30:
+        return None
+    exact = Fraction(number)
+    below, above = (Fraction(float(np.nextafter(rounded, np.float32(end)))) for end in (0.0, np.inf))
+    simple = _simplest((below + exact) / 2, (exact + above) / 2)
+    small = simple.numerator * simple.denominator <= LARGEST_SINGLE_PRODUCT
+    return simple if small and float(np.float32(float(simple))) == number else None
 
 
 def _rounding_interval(number: float) -> tuple[Fraction, Fraction]:

@@ -181,9 +181,11 @@ def masked(table: Table, value: Value, there: Lanes) -> Value:
 
 def same(a: Value, b: Value) -> bool:
     """Whether two tensors are described alike: then they are equal."""
-    if len(a.shape) != len(b.shape) or len(a.terms) != len(b.terms):
+    if len(a.shape) != len(b.shape) or not all(equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)):
         return False
-    if not all(equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)):
+    if any(equal(size, 0) for size in a.shape):
+        return True
+    if len(a.terms) != len(b.terms):
         return False
     left = list(b.terms)
     for term in a.terms:
