@@ -127,15 +127,17 @@ def list_lemmas() -> None:
 
 
 @app.command()
-def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture.")] = "capture") -> None:
+def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture or engine.")] = "capture") -> None:
     """Measure this machine."""
     from graphguard.errors import UsageError
 
-    if what != "capture":
-        raise UsageError(f"there is no benchmark {what!r}; there is: capture")
-    from graphguard.bench.capture import main as bench_capture
-
-    bench_capture()
+    if what == "capture":
+        from graphguard.bench.capture import main as run_benchmark
+    elif what == "engine":
+        from graphguard.bench.engine import main as run_benchmark
+    else:
+        raise UsageError(f"there is no benchmark {what!r}; there are: capture, engine")
+    run_benchmark()
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`graphguard bench engine`: a Llama of 126 layers, forward and backward, against its ranks under tensor + sequence parallelism.
+"""`graphguard bench engine`: a Llama of 126 layers, forward and backward, and its ranks under tensor + sequence parallelism.
 
 Both graphs are interpreted and every output is related; capture is not counted. An operation is a node of the sequential graph
 or of one rank's graph: ranks of equal structure are interpreted at once, so their nodes are counted once. Three ranks are
@@ -7,6 +7,7 @@ captured, the first two and the last; the numbers in which they differ go by equ
 
 from __future__ import annotations
 
+import gc
 import pickle
 import resource
 import statistics
@@ -85,16 +86,19 @@ class Case(NamedTuple):
         return len(self.sequential.nodes) + len(self.stream.graphs[0].nodes)
 
 
-def case_of(llama: Llama, ranks: int) -> Case:
-    mesh = Mesh.of({"tp": ranks})
+def captured(llama: Llama, ranks: int) -> list[list[str]]:
+    """The graphs of the sequential program, and of the first, the second and the last rank, as texts."""
     programs = FunctionProgram(llama.sequential, "sequential"), FunctionProgram(llama.distributed, "distributed")
-    subject = Subject(*programs, mesh, llama.inputs())
-    answers = _capture_all(subject, [None, 0, 1, ranks - 1], None, True, None)
-    sequential = graph_json.loads(answers[0].graphs[0])
-    relations, graphs = zip(*(map(graph_json.loads, answer.graphs) for answer in answers[1:]), strict=True)
+    subject = Subject(*programs, Mesh.of({"tp": ranks}), llama.inputs())
+    return [answer.graphs for answer in _capture_all(subject, [None, 0, 1, ranks - 1], None, True, None)]
+
+
+def case_of(llama: Llama, ranks: int, texts: Sequence[Sequence[str]]) -> Case:
+    sequential = graph_json.loads(texts[0][0])
+    relations, graphs = zip(*(map(graph_json.loads, pair) for pair in texts[1:]), strict=True)
     expected = {f"grads.{name}": _expectation(placement) for name, (_, placement) in llama.layout().items()}
     expected["loss"] = Expectation("Replicate", ("Replicate",))
-    ids = {name: (0, llama.vocab) for name in ("tokens", "target")}
+    ids = dict.fromkeys(("tokens", "target"), (0, llama.vocab))
     stream = stream_of(relations, graphs, ranks)
     return Case(sequential, stream, joint_of(stream), expected, ids)
 
@@ -133,7 +137,7 @@ def _steps(graphs: Sequence[Graph], ranks: int) -> dict[tuple[int, int], int]:
 def joint_of(stream: Stream) -> Joint:
     """Every communication is one of all ranks, at the same position."""
     everyone = tuple(stream.ranks)
-    matches = {}
+    matches: dict[Node, Match] = {}
     for node in stream.graphs[0].nodes:
         if node.communicates and node.op != "dist.wait":
             if node.kwargs["group"] != everyone:
@@ -156,84 +160,113 @@ class Measurement(NamedTuple):
 
 
 def measure(case: Case) -> Measurement:
+    gc.collect()
     before = _peak_rss()
-    times = [time.perf_counter()]
+    begun = time.perf_counter()
     table = Table()
     interpreter = Interpreter(table)
-    found = Interpretation(table)
     inputs = {name: interpreter.input(name, value.shape) for name, value in case.sequential.inputs.items()}
     for name, (low, high) in case.ranges.items():
         for term in inputs[name].terms:
             table.declare(term.factors[0].atom, low, high)
-    found.sequential = interpreter.run_sequential(case.sequential, inputs)
-    times.append(time.perf_counter())
+    sequential = interpreter.run_sequential(case.sequential, inputs)
+    turned = time.perf_counter()
     table.recording = False
-    found.streams = [(case.stream, interpreter.run_streams([case.stream], case.joint, inputs)[0])]
-    times.append(time.perf_counter())
-    found.opaque, found.fallbacks = interpreter.opaque, interpreter.fallbacks
+    (environment,) = interpreter.run_streams([case.stream], case.joint, inputs)
+    interpreted = time.perf_counter()
+    found = Interpretation(table, sequential, [(case.stream, environment)], interpreter.opaque, interpreter.fallbacks)
     proof = _Prover(found, case.sequential, case.joint, case.expected).run()
-    times.append(time.perf_counter())
+    ended = time.perf_counter()
     if not proof.proved:
         raise InternalError(f"the benchmark is not proved: {proof.findings[0].message}")
-    spans = [late - early for early, late in zip(times, times[1:], strict=False)]
-    return Measurement(*spans, _peak_rss(), _peak_rss() - before)
+    peak = _peak_rss()
+    return Measurement(turned - begun, interpreted - turned, ended - interpreted, peak, peak - before)
 
 
 def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _isolated(task: Callable[[], Measurement]) -> Measurement:
+def _isolated(task: Callable[[], object]) -> Any:
     """Run in a process of its own, so that peaks of memory do not add up."""
     for _, result in run_isolated([lambda: pickle.dumps(task())], workers=1):
         if isinstance(result, Exception):
             raise result
-        return pickle.loads(result)  # type: ignore[no-any-return]
+        return pickle.loads(result)
     raise AssertionError("one task gives one result")
+
+
+@dataclass
+class Runs:
+    """All measurements of one size."""
+
+    layers: int
+    lanes: int
+    texts: list[list[str]]
+    operations: int = 0
+    taken: list[Measurement] = field(default_factory=list)
+
+    def add(self) -> None:
+        def run() -> tuple[int, Measurement]:
+            case = case_of(Llama(self.layers), self.lanes, self.texts)
+            return case.operations, measure(case)
+
+        self.operations, measurement = _isolated(run)
+        self.taken.append(measurement)
+
+    def of(self, part: str) -> list[float]:
+        return [getattr(measurement, part) for measurement in self.taken]
+
+    def micros(self) -> list[float]:
+        return [seconds / self.operations * 1e6 for seconds in self.of("interpreting")]
 
 
 def main(layers: Sequence[int] = LAYERS, lanes: Sequence[int] = LANES, repeats: int = REPEATS) -> None:
     most, fewest = max(layers), min(lanes)
     sizes = [(count, fewest) for count in sorted(layers)] + [(most, count) for count in sorted(lanes) if count != fewest]
-    cases = {(count, ranks): case_of(Llama(count), ranks) for count, ranks in sizes}
-    runs: dict[tuple[int, int], list[Measurement]] = {size: [] for size in sizes}
+    every = [Runs(count, ranks, captured(Llama(count), ranks)) for count, ranks in sizes]
     for _ in range(repeats):
-        for size, case in cases.items():  # in turns: what else the machine does then slows all of them
-            runs[size].append(_isolated(lambda case=case: measure(case)))  # type: ignore[misc]
-    _print_runs(cases, runs, repeats)
-    _print_targets(cases, runs, sizes)
+        for runs in every:  # in turns: what else the machine does then slows all of them
+            runs.add()
+    _print_runs(every, repeats)
+    _print_targets(shallow=every[0], deep=every[len(layers) - 1], wide=every[-1])
 
 
-def _print_runs(cases: dict[tuple[int, int], Case], runs: dict[tuple[int, int], list[Measurement]], repeats: int) -> None:
-    title = f"Llama, forward + backward, tensor + sequence parallel; seconds: median (least) of {repeats}"
+def _print_runs(every: Sequence[Runs], repeats: int) -> None:
+    title = f"Llama, forward + backward, tensor + sequence parallel; median (least) of {repeats}"
     printed = Printed(title=title, title_justify="left")
-    for column in ("layers", "lanes", "ops", "sequential", "ranks", "both", "µs per op", "outputs related", "peak RSS", "of it added"):
+    columns = (
+        "layers",
+        "lanes",
+        "operations",
+        "sequential",
+        "ranks",
+        "both",
+        "µs per operation",
+        "relating",
+        "peak RSS",
+        "added",
+    )
+    for column in columns:
         printed.add_column(column, justify="right")
-    for (layers, lanes), taken in runs.items():
-        case = cases[layers, lanes]
-        seconds = [_spread([getattr(run, part) for run in taken]) for part in ("sequential", "ranks", "interpreting")]
-        micros = _spread([run.interpreting / case.operations * 1e6 for run in taken], 0)
-        relating = f"{len(case.expected)} in {_spread([run.relating for run in taken])}"
-        rss = [f"{max(getattr(run, part) for run in taken) / 2**20:.0f} MB" for part in ("peak_rss", "added_rss")]
-        printed.add_row(str(layers), str(lanes), str(case.operations), *seconds, micros, relating, *rss)
+    for runs in every:
+        seconds = [f"{_spread(runs.of(part))} s" for part in ("sequential", "ranks", "interpreting")]
+        relating = f"{_spread(runs.of('relating'))} s"
+        memory = [f"{max(runs.of(part)) / 2**20:.0f} MB" for part in ("peak_rss", "added_rss")]
+        sizes = map(str, (runs.layers, runs.lanes, runs.operations))
+        printed.add_row(*sizes, *seconds, _spread(runs.micros(), 0), relating, *memory)
     Console(width=150).print(printed)
+    print("An operation is a node of the sequential graph or of one rank's graph: all lanes are interpreted at once.")
+    print("Every output was related, each as its parameter; the memory added is what the proof takes beside the graphs.")
 
 
 def _spread(numbers: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.median(numbers):.{digits}f} ({min(numbers):.{digits}f})"
 
 
-def _print_targets(
-    cases: dict[tuple[int, int], Case], runs: dict[tuple[int, int], list[Measurement]], sizes: Sequence[tuple[int, int]]
-) -> None:
-    """Ratios of medians, and of the least."""
-    few, many = sizes[0], max(size for size in sizes if size[1] == sizes[0][1])
-    widest = sizes[-1]
-    print("an operation is a node of the sequential graph or of one rank's graph; all lanes are interpreted at once")
-    for name, least in (("median", statistics.median), ("least", min)):
-        per_op = {size: least([run.interpreting for run in taken]) / cases[size].operations for size, taken in runs.items()}
-        print(
-            f"{name}: {per_op[many] * 1e6:.0f} µs per operation at {many[1]} lanes (at most {MOST_MICROS}); "
-            f"{widest[1]} lanes take {per_op[widest] / per_op[many]:.2f} times as long (at most {MOST_GROWTH}); "
-            f"an operation of {many[0]} layers takes {per_op[many] / per_op[few]:.2f} times one of {few[0]} (at most 1: linear)"
-        )
+def _print_targets(shallow: Runs, deep: Runs, wide: Runs) -> None:
+    for name, chosen in (("median", statistics.median), ("least", min)):
+        few, many, lanes = (chosen(runs.micros()) for runs in (shallow, deep, wide))
+        print(f"{name}: {many:.0f} µs per operation at {deep.lanes} lanes (target: at most {MOST_MICROS}); ", end="")
+        print(f"{wide.lanes} lanes take {lanes / many:.2f} times as long (target: at most {MOST_GROWTH}); ", end="")
+        print(f"an operation among {deep.layers} layers takes {many / few:.2f} times one among {shallow.layers}")

@@ -53,7 +53,9 @@ class Llama:
         return found | {"norm": ((self.hidden,), whole), "unembedding": ((self.vocab, self.hidden), column)}
 
     def inputs(self) -> dict[str, Input]:
-        ids = {name: Input((self.sequence, self.batch), dtype=torch.int64, low=0, high=self.vocab) for name in ("tokens", "target")}
+        ids = {
+            name: Input((self.sequence, self.batch), dtype=torch.int64, low=0, high=self.vocab) for name in ("tokens", "target")
+        }
         return ids | {name: Input(shape, placement) for name, (shape, placement) in self.layout().items()}
 
     # ------------------------------------------------------------------ the two programs
@@ -144,7 +146,7 @@ class _Gather(torch.autograd.Function):
         return _all_gather(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return _reduce_scatter(grad)
 
 
@@ -154,7 +156,7 @@ class _ScatterSum(torch.autograd.Function):
         return _reduce_scatter(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return _all_gather(grad)
 
 
@@ -197,7 +199,7 @@ class _CrossEntropy(torch.autograd.Function):
         return total.log() - chosen
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         softmax, foreign, column = ctx.saved_tensors
         own = (~foreign).to(softmax.dtype).unsqueeze(-1)
         return softmax.scatter_add(-1, column.unsqueeze(-1), -own) * grad.unsqueeze(-1), None

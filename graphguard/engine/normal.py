@@ -267,7 +267,7 @@ class _Work:
             self.weight = 0
             del self.factors[number]
             return True
-        if self._part_impulse(number, index):
+        if self._part_impulse(number, index) or self._unfold_impulse(number, index):
             return True
         visible = self._visible()
         for variable, stride in sorted(index.terms, key=lambda term: term[0] in visible):
@@ -296,6 +296,29 @@ class _Work:
         if not (everywhere(low > -largest) and everywhere(high < largest)):
             return False
         self.factors[number : number + 1] = [Factor(IMPULSE, (Index(outer),)), Factor(IMPULSE, (rest,))]
+        return True
+
+    def _unfold_impulse(self, number: int, index: Index) -> bool:
+        """A position c = S a + b that counts the rows and columns of summed variables: the dim is (a b) then."""
+        visible = self._visible()
+        shown = [(v, s) for v, s in index.terms if v in visible]
+        if len(shown) != 1 or abs(shown[0][1]) != 1 or len(index.terms) < 3:
+            return False
+        variable, sign = shown[0]
+        digits = sorted(((v, -s * sign) for v, s in index.terms if v != variable), key=lambda term: -term[1])
+        size = 1
+        for digit, stride in reversed(digits):
+            count = extent(self.ranges[digit])
+            if stride != size or type(count) is not int:
+                return False
+            size *= count
+        position = Index(tuple(digits), collapse(index.offset * -sign))
+        if not (equal(bounds(position, self.ranges)[0], self.ranges[variable][0]) and equal(extent(self.ranges[variable]), size)):
+            return False
+        del self.factors[number]
+        del self.ranges[variable]
+        self._substitute({variable: position})
+        self.dims = [[w for v in dim for w in ([d for d, _ in digits] if v == variable else [v])] for dim in self.dims]
         return True
 
     def _confine(self, index: Index, span: Range) -> bool:

@@ -138,6 +138,8 @@ def _fold_into(table: Table, atom: Atom, term: Term, rest: list[Term]) -> list[T
         if not _complete(member, term, rest, axes):
             return None
         factors = tuple(f._replace(at=tuple(substituted(i, axes) for i in f.at)) for f in member.factors)
+        if any(f.atom.indicator and f.place == other.place for f in factors for other in others):
+            return None  # δ (δ - p) is δ - δ p, but that is better left flat: its parts may yet cancel
         wanted = table.settle(term.with_(coefficient=scale * _coefficient(member), factors=(*factors, *others)))
         place = None if wanted is None else next((n for n, t in enumerate(rest) if same_term(t, wanted)), None)
         if place is None:
