@@ -1,4 +1,4 @@
-"""What `graphguard bench engine` measures: a proof that succeeds, of programs that are right, of all the ranks that it names."""
+"""What `graphguard bench engine` measures: a proof that succeeds, of programs that are right, of all its ranks."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from graphguard.ir import Graph, Mesh, Node, Source
 from graphguard.ir import Value as Tensor
 
 MOST_CANDIDATES = 6
+MOST_TERMS = 8  # of a value that is summed over ranks to see what it is part of
 MOST_VISITS = 4000
 _NOTHING = Tensor(-1, (), "")  # what values that are numbers alone are related to
 
@@ -107,7 +108,7 @@ class Localiser:
         """The value, and its sums over axes of the mesh if all ranks are in one class."""
         yield value
         axes = [n for n, size in enumerate(self.mesh.shape) if size > 1]
-        if stream.ranks != list(range(self.mesh.size)):
+        if stream.ranks != list(range(self.mesh.size)) or len(value.terms) > MOST_TERMS:
             return
         for count in range(1, len(axes) + 1):
             for chosen in itertools.combinations(axes, count):

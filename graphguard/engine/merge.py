@@ -19,7 +19,7 @@ from graphguard.engine.table import Table
 from graphguard.engine.term import Factor, Index, Range, Term, Undescribed, Variable, extent, stride_order, substitute
 
 Names = dict[Variable, Variable]
-MOST_TERMS = 96
+MOST_TERMS = 32
 MOST_ORDERS = 6
 
 

@@ -29,6 +29,7 @@ class Table:
         self._defined: dict[Hashable, dict[Pattern, Atom]] = {}  # by skeleton, then by pattern
         self._ids = itertools.count(FIRST_ID)
         self._filed: set[int] = set()  # the sums of the sequential run
+        self._filed_products: set[Hashable] = set()  # the atoms that they are sums of products of
         self.definitions: dict[int, Definition] = {}
         self.subjects: dict[int, tuple[int, int]] = {}  # the range of what a delta compares, by the delta's atom
         self.bounds: dict[int, tuple[int, int]] = {}  # the declared range of an integer atom
@@ -147,6 +148,7 @@ class Table:
             atom, axes = self.define("sum", "sum", (), 1, [part], term.ranges, **signs(inside))
             if self.recording:
                 self._filed.add(atom.id)
+                self._filed_products.add(_atoms_of(inside))
             term = self._replaced(term, inside, bound, atom, axes)
         return term
 
@@ -169,6 +171,8 @@ class Table:
             whole = self._whole_part(term, inside, variable)
             if whole is not None:
                 return whole
+            if _atoms_of(inside) not in self._filed_products:
+                continue
             outside = mentioned(f for f in term.factors if variable not in f.variables())
             closed = tuple(sorted(v for v in mentioned(inside) if v in even and v not in outside))
             for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
@@ -210,6 +214,10 @@ def _connected(term: Term, start: Variable, pending: set[Variable]) -> tuple[tup
         if grown == variables:
             return inside, tuple(sorted(variables))
         variables = grown
+
+
+def _atoms_of(factors: Iterable[Factor]) -> Hashable:
+    return tuple(sorted((f.atom.id, f.power) for f in factors))
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:
