@@ -1,7 +1,7 @@
 """Collectives on described tensors. A group's lanes are a row of an array [groups, size]; together the rows are all lanes.
 
-What changes from member to member by equal steps becomes one more variable: summed for a reduction, the outermost of a dim for a
-gather. So the cost does not grow with the ranks. Anything else is taken member by member, up to a cap.
+What changes from member to member by equal steps becomes one more variable: summed for a reduction, the outermost of a dim for
+a gather. So the cost does not grow with the ranks. Anything else is taken member by member, up to a cap.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ def own_part(table: Table, value: Value, dim: int, groups: Groups) -> Value:
 def all_to_all(table: Table, value: Value, groups: Groups) -> Value:
     """Part j of dim 0 goes to member j, which puts what it gets in the order of the senders."""
     rows = value.shape[0]
-    if not all(isinstance(size, int) for size in value.shape) or rows % groups.size:  # type: ignore[operator]
+    if not all(isinstance(size, int) for size in value.shape) or rows % groups.size:
         raise Undescribed(f"a dim of {rows} is not exchanged evenly among {groups.size} ranks")
-    rest = [int(size) for size in value.shape[1:]]  # type: ignore[arg-type]
-    part = int(rows) // groups.size  # type: ignore[arg-type]
+    rest = [int(size) for size in value.shape[1:]]
+    part = int(rows) // groups.size
     table_of_parts = reshape(table, value, [1, groups.size, part, *rest])
     everyone = all_gather(table, table_of_parts, 0, groups)
     mine = own_part(table, everyone, 1, groups)
-    return reshape(table, mine, [int(rows), *rest])  # type: ignore[arg-type]
+    return reshape(table, mine, [int(rows), *rest])
 
 
 def average(table: Table, value: Value, groups: Groups) -> Value:

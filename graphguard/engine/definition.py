@@ -2,9 +2,9 @@
 
     Σ_k x[i, 4 r + k] · W[4 r + k, j]   is   S[i, 4 r, j]   where   S[a, b, c] = Σ_k x[a, b + k] · W[b + k, c]   and k in [0, 4)
 
-All that may differ between lanes is in the positions at which the atom is read. So two products are the same atom if they are put
-together alike, whatever their variables are called and wherever they are read. Which positions coincide is the atom's pattern; an
-atom may also be read where more of them coincide than it asks for.
+All that may differ between lanes is in the positions at which the atom is read. So two products are the same atom if they are
+put together alike, whatever their variables are called and wherever they are read. Which positions coincide is the atom's
+pattern; an atom may also be read where more of them coincide than it asks for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from graphguard.engine.lane import Lane, collapse, equal
+from graphguard.engine.lane import Lane, at_lane, collapse, equal
 from graphguard.engine.term import Atom, Factor, Index, Range, Undescribed, Variable
 
 Pattern = tuple[tuple[int, int], ...]  # for each position, which axis it is, and at what distance
@@ -24,7 +24,7 @@ MOST_ORDERS = 24  # of factors that are alike, tried to find the canonical one
 
 
 class Product(NamedTuple):
-    """A labelled product over axes and bound variables. Axis n is the variable -1 - n; bound variable n runs over extents[n]."""
+    """A labelled product over axes and bound variables. Axis n is the variable -1 - n; bound variable n has extents[n]."""
 
     label: Hashable
     factors: tuple[Factor, ...]
@@ -76,8 +76,8 @@ _Arranged = list[tuple[Hashable, list[_Piece]]]
 
 
 def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> list[Abstract]:
-    """One definition for all parts, in all orders of what is alike, the canonical one first. Bound variables start at 0; where they
-    started becomes part of a position."""
+    """One definition for all parts, in all orders of what is alike, the canonical one first. Bound variables start at 0;
+    where they started becomes part of a position."""
     extents: dict[Variable, int] = {}
     for part in parts:
         for variable in part.bound:
@@ -177,7 +177,7 @@ def skeleton_of(products: Sequence[Product]) -> tuple[Hashable, Pattern]:
             bound = []
             for index in factor.at:
                 axis = index.terms[0][0]
-                pattern.append((-1 - axis, index.offset) if axis < 0 else ORIGIN)
+                pattern.append((-1 - axis, at_lane(index.offset, 0)) if axis < 0 else ORIGIN)
                 bound.append(index.terms[1:] if axis < 0 else index.terms)
             shape.append((factor.atom.id, factor.power, tuple(bound)))
         skeleton.append((label, tuple(shape), extents))

@@ -56,7 +56,7 @@ def own_part(ops: Ops, value: Value, groups: Groups, shape: tuple[int, ...]) -> 
 def _count(value: Value) -> int:
     count = 1
     for size in value.shape:
-        count *= int(size)  # type: ignore[arg-type]
+        count *= int(size)
     return count
 
 

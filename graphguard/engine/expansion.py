@@ -1,7 +1,7 @@
 """The second tier: two descriptions are equal if their difference vanishes when sums are written out.
 
-It proves what the main path, which keeps the sequential program's own sums, cannot see: (xA)B = x(AB), (x + y)W = xW + yW, the two
-formulas of a variance, a sum that is grouped in another way. The youngest sum is written out first; both caps are small.
+It proves what the main path, which keeps the sequential program's own sums, cannot see: (xA)B = x(AB), (x + y)W = xW + yW, the
+two formulas of a variance, a sum that is grouped in another way. The youngest sum is written out first; both caps are small.
 """
 
 from __future__ import annotations

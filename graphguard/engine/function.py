@@ -1,7 +1,7 @@
 """Elementwise functions of described tensors, and the few of them that the algebra sees through: powers, exp, log, deltas.
 
-A function of terms is an atom over the positions in them. Powers of products are products of powers for whole powers or positive
-factors alone; exp turns sums into products, whose factors are positive; log undoes it.
+A function of terms is an atom over the positions in them. Powers of products are products of powers for whole powers or
+positive factors alone; exp turns sums into products, whose factors are positive; log undoes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,23 @@ INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
 MOST_KINDS = 4  # of lanes with different shares, told apart
-ZERO_AT_ZERO = {"relu", "positive", "abs", "gelu", "tanh", "sin", "sinh", "asinh", "atan", "erf", "sign", "floor", "ceil", "round", "trunc"}
+ZERO_AT_ZERO = {
+    "relu",
+    "positive",
+    "abs",
+    "gelu",
+    "tanh",
+    "sin",
+    "sinh",
+    "asinh",
+    "atan",
+    "erf",
+    "sign",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+}
 
 
 def by_weight(table: Table, values: Sequence[Value], work: Callable[[Sequence[Value]], Value]) -> Value:
@@ -74,9 +90,7 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
     return by_cell(table, values, on_cell)
 
 
-def _function(
-    table: Table, name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...], box: Box
-) -> Term:
+def _function(table: Table, name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...], box: Box) -> Term:
     labels = "".join(chr(97 + dim) for dim in range(len(box)))
     layout = Layout(table)
     parts: list[tuple[int, Fraction]] = []
@@ -275,4 +289,8 @@ def _log_terms(table: Table, term: Term, factor: Factor) -> tuple[Term, ...]:
         factors = _instance(product, {-1 - n: index for n, index in enumerate(factor.at)})
         return (_settled(table, term.with_(coefficient=factor.power, factors=factors)),)
     part = Part((0, ONE), (factor._replace(power=ONE),))
-    return (_settled(table, term.with_(coefficient=factor.power, factors=(Factor(*table.define("function", "log", (), 1, [part], {})),))),)
+    return (
+        _settled(
+            table, term.with_(coefficient=factor.power, factors=(Factor(*table.define("function", "log", (), 1, [part], {})),))
+        ),
+    )

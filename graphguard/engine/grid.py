@@ -58,7 +58,7 @@ def _inside(table: Table, terms: Sequence[Term], cell: tuple[Range, ...]) -> Ite
 
 
 def _unmasked(term: Term, cell: Box) -> Term:
-    """The term without the zeros that it has for lanes in which the cell is empty: there, the box says that it does not count."""
+    """The term without the zeros that it has where the cell is empty: there, the box says that it does not count."""
     if not isinstance(term.weight, np.ndarray):
         return term
     there = np.ones(term.weight.shape, dtype=bool)

@@ -1,7 +1,7 @@
 """Integers and masks: comparisons of positions and of whole-number tensors, their negation, and one-hot rows.
 
 A comparison of positions is a step or an impulse. A comparison of a tensor of known range with a number is a sum of deltas over
-the numbers that it may be: `ids < lo` is Σ_v [ids = v] for v below lo. So masks are ranges, and complements and overlaps are exact.
+the numbers that it may be: `ids < lo` is Σ_v [ids = v] for v below lo. So masks are ranges, and complements are exact.
 """
 
 from __future__ import annotations
@@ -151,7 +151,13 @@ def negate(table: Table, mask: Value) -> Value:
     """1 where the mask is 0."""
     if len(mask.terms) == 1:
         (term,) = mask.terms
-        if covers(term, mask.shape) and len(term.factors) == 1 and term.factors[0].atom is STEP and term.coefficient == 1 and not varies(term.weight):
+        if (
+            covers(term, mask.shape)
+            and len(term.factors) == 1
+            and term.factors[0].atom is STEP
+            and term.coefficient == 1
+            and not varies(term.weight)
+        ):
             position = combined([Index((), 1), scaled(term.factors[0].at[0], -1)])
             settled = table.settle(term.with_(factors=(Factor(STEP, (position,)),)))
             return Value(mask.shape, () if settled is None else (settled,))

@@ -74,7 +74,7 @@ class Interpreter:
             results, reason = None, str(error)
         if results is None:
             self.fallbacks.append((node, reason))
-            results = self._opaque(node, args, kwargs, reason)
+            results = tuple(self._opaque(node, args, kwargs, reason))
         return [self._checked(node, tensor, result) for tensor, result in zip(node.outputs, results, strict=False)]
 
     def _checked(self, node: Node, tensor: Tensor, result: Described | None) -> Described:
@@ -143,7 +143,7 @@ class Interpreter:
         known = self._constants.get(constant)
         if known is None:
             known = self._constants[constant] = self._constant(constant)
-        return known  # type: ignore[no-any-return]
+        return known
 
     def _constant(self, constant: Constant) -> Described:
         array = elements(constant)
@@ -240,7 +240,7 @@ class _Player:
                 continue
             numbers = [elements(other) for _, other in row]
             if all(n is not None and n.dtype.kind in "iub" for n in numbers):
-                lanes = np.array([int(n.flat[0]) for n in numbers], dtype=np.int64)  # type: ignore[union-attr]
+                lanes = np.array([int(n.flat[0]) for n in numbers], dtype=np.int64)
                 environment[value] = self.interpreter.ops.full(value.shape, lanes)
             else:
                 environment[value] = Unknown("a constant that differs between ranks", None)
@@ -281,7 +281,10 @@ class _Player:
 
     # ------------------------------------------------------------------ communication
     def _deliver(self, position: int, node: Node, where: Mapping[int, tuple[_Player, int]]) -> bool:
-        matches = [self.joint.match_of(rank, graph.nodes[position]) for rank, graph in zip(self.stream.ranks, self.stream.graphs, strict=True)]
+        matches = [
+            self.joint.match_of(rank, graph.nodes[position])
+            for rank, graph in zip(self.stream.ranks, self.stream.graphs, strict=True)
+        ]
         meeting = _Meeting(self, position, matches, where)
         if not meeting.complete():
             return False
@@ -501,7 +504,9 @@ def _is(a: Any, b: int) -> bool:
     return not isinstance(a, np.ndarray) and a == b
 
 
-def _bound(arguments: tuple[tuple[Any, ...], dict[str, Any]], environment: Environment) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _bound(
+    arguments: tuple[tuple[Any, ...], dict[str, Any]], environment: Environment
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with descriptions in place of tensors."""
 
     def bound(arg: Any) -> Any:

@@ -58,4 +58,4 @@ def take(number: Lane, lanes: Lanes) -> Lane:
 
 def key(number: Lane) -> Hashable:
     """Equal for equal numbers."""
-    return number if type(number) is int else number.tobytes()
+    return number.tobytes() if isinstance(number, np.ndarray) else number

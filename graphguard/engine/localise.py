@@ -1,4 +1,4 @@
-"""Where a relation breaks: the first operation of each program whose inputs are related to the other program and whose result is not.
+"""Where a relation breaks: the first operation of each program with related inputs and an unrelated result.
 
 A tensor of a rank is related if it is equal to a tensor of the sequential program, a tile of one, or a summand. Values that are
 never related themselves but lead to related ones (a shift of a softmax, a partial maximum) are harmless and are not named.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from graphguard.engine.classes import Stream
-from graphguard.engine.interpret import Described, Environment, Interpretation
 from graphguard.engine.expansion import written_out
+from graphguard.engine.interpret import Described, Environment, Interpretation
 from graphguard.engine.relate import Held, Part, Relator, tile_of
 from graphguard.engine.table import Table
 from graphguard.engine.term import FIRST_ID, Undescribed, Value
@@ -82,7 +83,7 @@ class Localiser:
             output = stream.graphs[0].outputs.get(path)
             if output is not None and self.related(number, output) is None:
                 graph = stream.graphs[0]
-                return _first_break(graph, output, lambda tensor, n=number: self.related(n, tensor) is not None)
+                return _first_break(graph, output, partial(self._is_related, number))
         return None
 
     def related(self, number: int, tensor: Tensor) -> Tensor | None:
@@ -92,6 +93,9 @@ class Localiser:
             stream, environment = self.found.streams[number]
             self._related[key] = self._relation(stream, environment.get(tensor))
         return self._related[key]
+
+    def _is_related(self, number: int, tensor: Tensor) -> bool:
+        return self.related(number, tensor) is not None
 
     def _relation(self, stream: Stream, value: Described | None) -> Tensor | None:
         if not isinstance(value, Value):
@@ -167,7 +171,7 @@ def scale_in_words(factor: Fraction, mesh: Mesh) -> str:
         if factor == size:
             return f"it is {size} times the expected value: counted {size} times over axis {name}"
         if factor == Fraction(1, size):
-            return f"it is 1/{size} of the expected value: divided once too often by the size of axis {name}, or not summed over it"
+            return f"it is 1/{size} of the expected value: divided once too often by the size of axis {name}, or not summed"
     return f"it is {factor} times the expected value"
 
 

@@ -1,8 +1,8 @@
-"""Terms that are parts of one: equal ones add up, neighbouring ranges and boxes join, and lanes that hold the like share a term.
+"""Terms that are parts of one: equal ones add up, neighbouring ranges and boxes join, and lanes that hold alike share a term.
 
 Two terms are compared with all of their variables starting at 0, so that they differ in the distances of their positions alone.
-They join if they agree in all but one place, and there one continues the other in every lane: a sum beside a sum, a piece of the
-tensor beside the next piece, or two that lie at some distance and become a sum over, or a dim of, two.
+They join if they agree in all but one place, and there one continues the other in every lane: a sum beside a sum, a piece of
+the tensor beside the next piece, or two that lie at some distance and become a sum over, or a dim of, two.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _laned(a: Term, b: Term, names: Names) -> Term:
 
 def _total(a: Term, b: Term) -> tuple[Fraction, Lane]:
     """The sum of the two coefficients, lane by lane."""
-    if not varies(a.weight) and not varies(b.weight):
+    if not isinstance(a.weight, np.ndarray) and not isinstance(b.weight, np.ndarray):
         return a.coefficient * a.weight + b.coefficient * b.weight, 1
     common = Fraction(
         gcd(a.coefficient.numerator, b.coefficient.numerator), lcm(a.coefficient.denominator, b.coefficient.denominator)
@@ -213,7 +213,8 @@ def _join(table: Table, a: Term, b: Term, names: Names, dim: int | None) -> Term
 
 def _distances(a: Term, b: Term) -> list[list[Lane]]:
     return [
-        [collapse(j.offset - i.offset) for i, j in zip(x.at, y.at, strict=True)] for x, y in zip(a.factors, b.factors, strict=True)
+        [collapse(j.offset - i.offset) for i, j in zip(x.at, y.at, strict=True)]
+        for x, y in zip(a.factors, b.factors, strict=True)
     ]
 
 
@@ -226,7 +227,9 @@ def _moves_by(term: Term, distances: list[list[Lane]], variable: Variable, count
     )
 
 
-def _continued(a: Term, b: Term, names: Names, distances: list[list[Lane]], sizes: list[Variable], dim: int | None) -> Term | None:
+def _continued(
+    a: Term, b: Term, names: Names, distances: list[list[Lane]], sizes: list[Variable], dim: int | None
+) -> Term | None:
     """`b` goes on where a variable of `a` ends, or the reverse for a sum."""
     candidates = (sizes or a.summed) if dim is None else list(a.dims[dim][:1])
     for variable in candidates:
@@ -270,7 +273,7 @@ def _regular(a: Term, steps: list[list[int]]) -> bool:
     for factor, row in zip(a.factors, steps, strict=True):
         for index, step in zip(factor.at, row, strict=True):
             for variable, stride in index.terms:
-                if step and variable not in a.visible and abs(step) < abs(stride) * int(a.ranges[variable][1]):  # type: ignore[arg-type]
+                if step and variable not in a.visible and abs(step) < abs(stride) * int(a.ranges[variable][1]):
                     return False
     return True
 

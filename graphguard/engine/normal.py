@@ -1,7 +1,7 @@
 """The normal form of a term: equal terms come out alike as often as possible, and always denote what went in.
 
 Variables with one element become positions, neighbours that only occur together become one variable, impulses and steps become
-ranges or boxes where they can, powers are collected, idle sums are counted, and every variable starts where its first atom does.
+ranges or boxes where they can, powers are collected, idle sums are counted, and each variable starts where its first atom does.
 """
 
 from __future__ import annotations
@@ -313,7 +313,9 @@ class _Work:
                 return False
             size *= count
         position = Index(tuple(digits), collapse(index.offset * -sign))
-        if not (equal(bounds(position, self.ranges)[0], self.ranges[variable][0]) and equal(extent(self.ranges[variable]), size)):
+        if not (
+            equal(bounds(position, self.ranges)[0], self.ranges[variable][0]) and equal(extent(self.ranges[variable]), size)
+        ):
             return False
         del self.factors[number]
         del self.ranges[variable]

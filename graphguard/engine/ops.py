@@ -212,7 +212,7 @@ class Ops:
         return folded(self.table, integer.where(self.table, self.atomic(mask), self.atomic(a), self.atomic(b)))
 
     def choose(self, mask: Value, a: Value | Number, b: Value | Number) -> Value:
-        """a where the mask is 1, b where it is 0. Minus infinity is log 0: exp of the choice is then a product with the mask."""
+        """a where the mask is 1, b where it is 0. Minus infinity is log 0: exp of the choice then has the mask as a factor."""
         a, b = (each if isinstance(each, Value) else self.full((), each) for each in (a, b))
         if self.is_minus_infinity(a):
             return self.add(b, self.fn("log", self.negate(mask)))

@@ -36,7 +36,8 @@ def _product(table: Table, terms: Sequence[Term], labels: Sequence[str], result:
     if any(everywhere(high <= low) for low, high in boxes.values()):
         return None
     layout = Layout(table)
-    coefficient, weight = Fraction(1), 1
+    coefficient = Fraction(1)
+    weight: Lane = 1
     ragged = any(varies(extent(span)) for span in boxes.values())
     for whole, names in zip(terms, labels, strict=True):
         term = whole

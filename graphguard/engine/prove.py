@@ -82,7 +82,9 @@ class _Prover:
                 self.proof.findings.append(result)
         self.proof.findings.sort(key=self._order)
         self.proof.opaque = sorted(self.found.opaque)
-        self.proof.operations = len(self.sequential.nodes) + sum(len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams)
+        self.proof.operations = len(self.sequential.nodes) + sum(
+            len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams
+        )
         self.proof.assumptions = self._assumptions()
         return self.proof
 
@@ -140,7 +142,7 @@ class _Prover:
         return self._located("relation-lost", path, f"{path} has no description: {unknown.reason}")
 
     def _infer(self, path: str, whole: Value, output: Held) -> Relation | Finding:
-        sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
+        sizes = [int(size) for size in whole.shape]
         for placements in self.relator.candidates(sizes, output):
             if self.relator.holds(whole, output, placements):
                 if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
@@ -168,7 +170,7 @@ class _Prover:
             placements: Placements = tuple(
                 p if size > 1 else "Replicate" for p, size in zip(expectation.placements, output.mesh.shape, strict=True)
             )
-            sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
+            sizes = [int(size) for size in whole.shape]
             if self.relator.fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
                 if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
                     return self._scaled_copies(path)

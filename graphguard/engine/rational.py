@@ -10,8 +10,8 @@ an irrational such as `8 ** -0.5` stays what it is in binary, as nothing that si
     A float that fits in single precision, and for which that finds nothing, stands for the simplest fraction that rounds to it
     in single precision, if |p| q is at most 2^20.
 
-For torch itself passes some constants on in single precision: the eps of F.rms_norm is 1e-5 rounded to a float32. So a constant and
-its own rounding to single precision are taken to be the same number. Any two other floats stand for different rationals.
+For torch itself passes some constants on in single precision: the eps of F.rms_norm is 1e-5 rounded to a float32. So a constant
+and its own rounding to single precision are taken to be the same number. Any two other floats stand for different rationals.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operands of functions that are equal to an operand of the sequential program, though put together in another way.
 
-Where a function would get an operand that the sequential program does not know, those that it does know are tried: made of the same
-tensors, on the same range, equal when both are written out. So the two formulas of a variance meet under a root.
+Where a function would get an operand that the sequential program does not know, those that it does know are tried: made of the
+same tensors, on the same range, equal when both are written out. So the two formulas of a variance meet under a root.
 """
 
 from __future__ import annotations

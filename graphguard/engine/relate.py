@@ -47,10 +47,12 @@ class Held:
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
         part = next(p for p in self.parts if rank in p.ranks)
-        return tuple(int(size) for size in part.value.shape)  # type: ignore[arg-type]
+        return tuple(int(size) for size in part.value.shape)
 
 
-def held(mesh: Mesh, values: Mapping[int, tuple[Described, int]], streams: Sequence[tuple[tuple[int, ...], Described | None]]) -> Held | None:
+def held(
+    mesh: Mesh, values: Mapping[int, tuple[Described, int]], streams: Sequence[tuple[tuple[int, ...], Described | None]]
+) -> Held | None:
     """The ranks' output, if the ranks that return it form a grid."""
     ranks = sorted(rank for members, value in streams if value is not None for rank in members)
     grid = _sub_grid(mesh, ranks)
@@ -77,7 +79,7 @@ class Relator:
         """Relations by placements that fit the shapes, without sums first."""
         rank = len(whole)
         choices = ["Replicate", *(f"Shard({dim})" for dim in range(rank)), "Partial(sum)"]
-        every = itertools.product(*([choice for choice in choices] if size > 1 else ["Replicate"] for size in output.mesh.shape))
+        every = itertools.product(*(list(choices) if size > 1 else ["Replicate"] for size in output.mesh.shape))
         fitting = [p for p in every if self.fits(whole, output, p)]
         yield from sorted(fitting, key=lambda p: (sum(c == "Partial(sum)" for c in p), sum(c != "Replicate" for c in p)))
 
@@ -120,9 +122,11 @@ class Relator:
         return a.shape == b.shape and equal_written_out(self.table, a, b)
 
     def expected(self, whole: Value, output: Held, placements: Placements, part: Part) -> Value:
-        sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
+        sizes = [int(size) for size in whole.shape]
         lanes = [output.order.index(rank) for rank in part.ranks]
-        tiles = np.array([self.tile(sizes, output, placements, lane) for lane in lanes], dtype=np.int64).reshape(len(lanes), len(sizes), 2)
+        tiles = np.array([self.tile(sizes, output, placements, lane) for lane in lanes], dtype=np.int64).reshape(
+            len(lanes), len(sizes), 2
+        )
         value = whole
         for dim in range(len(sizes)):
             value = cut(self.table, value, dim, collapse(tiles[:, dim, 0]), collapse(tiles[:, dim, 1]))
@@ -165,11 +169,12 @@ class Relator:
 
     @staticmethod
     def _first(groups: Groups) -> Lanes:
-        return groups.members[groups.group, 0]
+        first: Lanes = groups.members[groups.group, 0]
+        return first
 
     def factor(self, whole: Value, output: Held) -> tuple[Fraction, Placements] | None:
         """The number by which what the ranks hold differs from a relation without sums, if that is all."""
-        sizes = [int(size) for size in whole.shape]  # type: ignore[arg-type]
+        sizes = [int(size) for size in whole.shape]
         for placements in self.candidates(sizes, output):
             if any(p.startswith("Partial") for p in placements):
                 continue
@@ -238,7 +243,7 @@ def _starts(mine: Term, its: Term) -> list[Lane] | None:
                     return None
                 inner = 1
                 for variable in group[1:]:
-                    inner *= int(extent(mine.ranges[variable]))  # type: ignore[arg-type]
+                    inner *= int(extent(mine.ranges[variable]))
                 start = collapse(distance // stride * inner)
         starts.append(collapse(start + mine.box[dim][0] - its.box[dim][0]))
     return starts

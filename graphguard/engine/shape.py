@@ -91,7 +91,7 @@ def _reshaped(table: Table, term: Term, blocks: list[Block], old_shape: Sequence
             dims[new[0]], box[new[0]] = tuple(groups[0]), term.box[old[0]]
             continue
         spans = [term.box[dim] for dim in old]
-        sizes = [int(old_shape[dim]) for dim in old]  # type: ignore[arg-type]  # _count has seen that they are ints
+        sizes = [int(old_shape[dim]) for dim in old]
         covered = _covered(table, layout, groups, spans, sizes)
         variables = [v for group in groups for v in group if not equal(extent(layout.ranges[v]), 1)]
         for dim, (size, span) in zip(new, _spread(covered, [shape[d] for d in new]), strict=True):
@@ -103,9 +103,7 @@ def _reshaped(table: Table, term: Term, blocks: list[Block], old_shape: Sequence
     return Term(term.coefficient, tuple(layout.factors()), layout.ranges, grouped, boxes, term.weight)
 
 
-def _covered(
-    table: Table, layout: Layout, groups: list[list[Variable]], spans: list[Range], sizes: list[int]
-) -> Range | None:
+def _covered(table: Table, layout: Layout, groups: list[list[Variable]], spans: list[Range], sizes: list[int]) -> Range | None:
     """The run of elements of a block that the term covers; None if all. Single elements inside become impulses."""
     partial = [d for d, span in enumerate(spans) if not (equal(span[0], 0) and equal(span[1], sizes[d]))]
     outer = 1

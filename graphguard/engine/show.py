@@ -18,7 +18,11 @@ def relation_of(path: str, placements: Placements, output: Held, tensor: tuple[s
 
 
 def _expression(path: str, named: tuple[tuple[str, str], ...], output: Held) -> str:
-    work = [(axis, placement, size) for (axis, placement), size in zip(named, output.mesh.shape, strict=True) if placement != "Replicate"]
+    work = [
+        (axis, placement, size)
+        for (axis, placement), size in zip(named, output.mesh.shape, strict=True)
+        if placement != "Replicate"
+    ]
     copies = 1
     for (_, placement), size in zip(named, output.mesh.shape, strict=True):
         copies *= size if placement == "Replicate" else 1

@@ -211,5 +211,3 @@ def _fit(wanted: Factor, factor: Factor, axes: dict[int, Index]) -> dict[int, In
 def _unshifted(position: Index, index: Index) -> Index:
     """The axis, where a definition reads at some distance from it."""
     return position if equal(index.offset, 0) else Index(position.terms, collapse(position.offset - index.offset))
-
-

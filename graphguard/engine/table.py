@@ -17,7 +17,20 @@ import numpy as np
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, skeleton_of
 from graphguard.engine.lane import equal, varies
 from graphguard.engine.normal import normal
-from graphguard.engine.term import FIRST_ID, IDX, ONE, Atom, Factor, Index, Range, Term, Undescribed, Variable, extent, mentioned
+from graphguard.engine.term import (
+    FIRST_ID,
+    IDX,
+    ONE,
+    Atom,
+    Factor,
+    Index,
+    Range,
+    Term,
+    Undescribed,
+    Variable,
+    extent,
+    mentioned,
+)
 
 MOST_FACTORS = 24
 What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
@@ -68,8 +81,8 @@ class Table:
         ranges: Mapping[Variable, Range],
         **facts: bool,
     ) -> tuple[Atom, tuple[Index, ...]]:
-        """The atom of a definition, and the positions at which it is read. The label of each part begins with its operand and its
-        coefficient."""
+        """The atom of a definition, and the positions at which it is read. The label of each part begins with its operand
+        and its coefficient."""
         orders = abstract(parts, ranges)
         known = self._known((kind, name, parameters, operands), orders)
         if known is not None:
@@ -103,8 +116,8 @@ class Table:
                 if exact is not None:
                     return exact, found.axes
                 loose.append((found, atoms))
-        for found, atoms in loose:
-            for pattern, atom in atoms.items():
+        for found, others in loose:
+            for pattern, atom in others.items():
                 axes = fitting(pattern, found)
                 if axes is not None:
                     return atom, axes

@@ -4,8 +4,8 @@
 
 An atom is a lane-free tensor: a function from positions to numbers. A variable stands for a position; it has a range, which may
 differ from lane to lane. The variables in `dims` are the tensor's own, outermost first, several to a dim where a reshape joined
-them; every other variable is summed over its range. A variable of `dims` that no factor mentions is a broadcast. A term covers a
-box of the local tensor and counts as zero outside.
+them; every other variable is summed over its range. A variable of `dims` that no factor mentions is a broadcast. A term covers
+a box of the local tensor and counts as zero outside.
 """
 
 from __future__ import annotations

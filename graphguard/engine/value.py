@@ -27,9 +27,7 @@ def scale(value: Value, number: Fraction) -> Value:
 
 
 def permute(value: Value, order: Sequence[int]) -> Value:
-    terms = tuple(
-        t.with_(dims=tuple(t.dims[d] for d in order), box=tuple(t.box[d] for d in order)) for t in value.terms
-    )
+    terms = tuple(t.with_(dims=tuple(t.dims[d] for d in order), box=tuple(t.box[d] for d in order)) for t in value.terms)
     return Value(tuple(value.shape[d] for d in order), terms)
 
 
@@ -52,14 +50,14 @@ def cut(table: Table, value: Value, dim: int, start: Lane, stop: Lane) -> Value:
 
 
 def _pieces(term: Term, dim: int, start: Lane, stop: Lane) -> list[Term]:
-    """The part of a term between two positions of a dim: one term, or three where it begins and ends within rows of joined dims."""
+    """The part of a term between two positions of a dim: three terms where it begins and ends within rows of joined dims."""
     try:
         return [cut_term(term, dim, start, stop)]
     except Undescribed:
         group = term.dims[dim]
         if len(group) != 2:
             raise
-    outer, inner = group
+    inner = group[1]
     width = _even(extent(term.ranges[inner]))
     after, last = collapse(-(-start // width)), collapse(stop // width)
     head = smaller(collapse(after * width), stop)
@@ -160,9 +158,7 @@ def taken(table: Table, value: Value, lanes: Lanes) -> Value:
     for term in value.terms:
         factors = tuple(f._replace(at=tuple(Index(i.terms, take(i.offset, lanes)) for i in f.at)) for f in term.factors)
         ranges = {variable: span(given) for variable, given in term.ranges.items()}
-        there = Term(
-            term.coefficient, factors, ranges, term.dims, tuple(map(span, term.box)), take(term.weight, lanes)
-        )
+        there = Term(term.coefficient, factors, ranges, term.dims, tuple(map(span, term.box)), take(term.weight, lanes))
         settled = table.settle(there)
         if settled is not None:
             terms.append(settled)
@@ -194,5 +190,3 @@ def same(a: Value, b: Value) -> bool:
             return False
         del left[found]
     return True
-
-
