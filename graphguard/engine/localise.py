@@ -1,6 +1,6 @@
 """Where a relation breaks: the first operation of each program with related inputs and an unrelated result.
 
-A tensor of a rank is related if it is equal to a tensor of the sequential program, a tile of one, or a summand. Values that are
+A tensor of a rank is related if it is equal to a tensor of the sequential program, a tile of one, a summand, or a multiple. Values that are
 never related themselves but lead to related ones (a shift of a softmax, a partial maximum) are harmless and are not named.
 """
 
@@ -19,6 +19,7 @@ from graphguard.engine.interpret import Described, Environment, Interpretation
 from graphguard.engine.relate import Held, Part, Relator, tile_of
 from graphguard.engine.table import Table
 from graphguard.engine.term import FIRST_ID, Undescribed, Value
+from graphguard.engine.value import scale
 from graphguard.ir import Graph, Mesh, Node, Source
 from graphguard.ir import Value as Tensor
 
@@ -104,7 +105,7 @@ class Localiser:
             return _NOTHING
         for total in self._totals(stream, value):
             for tensor, whole in self._by_key.get(_key(total), ())[:MOST_CANDIDATES]:
-                if tile_of(self.found.table, whole, total) is not None:
+                if tile_of(self.found.table, whole, scale(total, _lead(whole) / _lead(total))) is not None:
                     return tensor
         return None
 
@@ -181,8 +182,16 @@ def is_plain(value: Value) -> bool:
 
 
 def _key(value: Value) -> Hashable:
-    """Equal for a tensor and its tiles."""
-    return frozenset((term.coefficient, tuple((f.atom.id, f.power) for f in term.factors)) for term in value.terms)
+    """Equal for a tensor, its tiles, and multiples of them: a mean over a part is on its way to the mean, and a wrong scale is
+    told at the end."""
+    lead = _lead(value)
+    return frozenset((term.coefficient / lead, tuple((f.atom.id, f.power) for f in term.factors)) for term in value.terms)
+
+
+def _lead(value: Value) -> Fraction:
+    """The coefficient by which multiples are compared."""
+    chosen = max(value.terms, key=lambda term: [(f.atom.id, f.power) for f in term.factors], default=None)
+    return Fraction(1) if chosen is None else chosen.coefficient
 
 
 def _index(table: Table, environment: Environment, parts: bool = False) -> dict[Hashable, list[tuple[Tensor, Value]]]:

@@ -126,6 +126,8 @@ class _Prover:
         """A finding at the place where the relation of the output breaks."""
         place = self.localiser.place(path)
         sequential, distributed = place.sequential, place.distributed
+        if distributed is None:  # all is related, to the end: the scale is wrong, or the order of the ranks
+            return self._at_output(kind, path, message)
         if place.words is not None:
             message = f"{message}; {place.words}"
         node = distributed or sequential
