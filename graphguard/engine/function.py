@@ -18,7 +18,7 @@ from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import Table, weighted
-from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
+from graphguard.engine.term import ONE, Atom, Factor, Index, Term, Undescribed, Value, substituted
 from graphguard.engine.value import add, masked
 
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
@@ -247,14 +247,27 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
             inner = _instance(definition.operands[0][0], axes)
             if scale == 1 or all(f.atom.positive for f in inner):
                 return [f._replace(power=f.power * scale) for f in inner]
-    finite = not any(_is_log(table, factor) for factor in factors)  # exp(log 0) is 0
+    finite = not any(may_vanish(table, factor.atom) for factor in factors)  # exp(log 0) is 0
     atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=finite, nonnegative=True)
     return [Factor(atom, positions, scale)]
 
 
-def _is_log(table: Table, factor: Factor) -> bool:
-    definition = table.definitions.get(factor.atom.id)
-    return definition is not None and definition.name == "log"
+def may_vanish(table: Table, atom: Atom) -> bool:
+    """Whether the exp of an atom may be that of minus infinity, which is the log of a mask, however deep inside."""
+    known = table.vanishing.get(atom.id)
+    if known is None:
+        known = table.vanishing[atom.id] = _holds_log_of_zero(table, atom)
+    return known
+
+
+def _holds_log_of_zero(table: Table, atom: Atom) -> bool:
+    definition = table.definitions.get(atom.id)
+    if definition is None:
+        return False
+    inside = [factor.atom for operand in definition.operands for product in operand for factor in product.factors]
+    if definition.name == "log":
+        return not inside or not all(each.positive and not may_vanish(table, each) for each in inside)
+    return any(may_vanish(table, each) for each in inside)
 
 
 def _instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:

@@ -56,6 +56,7 @@ class Interpreter:
         self.table, self.ops = table, Ops(table)
         self.opaque: set[str] = set()  # operators that no row describes
         self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
+        self.groups: dict[tuple[tuple[int, ...], ...], Groups] = {}  # by the lanes of their members
         self._constants: dict[Constant, Any] = {}
 
     # ------------------------------------------------------------------ one node
@@ -214,8 +215,14 @@ class _Player:
         self.environment: Environment = {}
         self.pending = list(range(len(self.graph.nodes)))
         self.posted: dict[int, list[Described]] = {}  # what each communication sends, by position
-        self.position_of = [{id(node): n for n, node in enumerate(graph.nodes)} for graph in stream.graphs]
+        self._positions: dict[int, dict[int, int]] = {}
         self._begin(inputs)
+
+    def position_of(self, lane: int, node: Node) -> int:
+        """The place of a rank's node in its graph."""
+        if lane not in self._positions:
+            self._positions[lane] = {id(each): n for n, each in enumerate(self.stream.graphs[lane].nodes)}
+        return self._positions[lane][id(node)]
 
     def _begin(self, inputs: Mapping[str, Value]) -> None:
         relation = self.stream.relations[0]
@@ -303,20 +310,31 @@ class _Meeting:
         self.player, self.position, self.matches, self.where = player, position, matches, where
         self.ops = player.interpreter.ops
         self.distinct = list({match.id: match for match in matches}.values())
-        self.ranks = sorted({rank for match in self.distinct for rank in match.group})
+        self.ranks = sorted(rank for match in self.distinct for rank in match.group)
         self.lane_of = {rank: lane for lane, rank in enumerate(self.ranks)}
+        self.at_home = self._is_at_home()
+
+    def _is_at_home(self) -> bool:
+        """Whether the stream meets itself: all members are its ranks, at this very operation."""
+        if self.ranks != self.player.stream.ranks:
+            return False
+        graphs = self.player.stream.graphs
+        return all(
+            m.nodes[rank] is graphs[lane].nodes[self.position]
+            for lane, (rank, m) in enumerate(zip(self.ranks, self.matches, strict=True))
+        )
 
     def complete(self) -> bool:
-        return all(self._position(rank) in self.where[rank][0].posted for rank in self.ranks)
+        return self.at_home or all(self._position(rank) in self.where[rank][0].posted for rank in self.ranks)
 
     def _position(self, rank: int) -> int:
         other, lane = self.where[rank]
-        match = next(m for m in self.distinct if rank in m.group)
-        return other.position_of[lane][id(match.nodes[rank])]
+        match = next(m for m in self.distinct if rank in m.nodes)
+        return other.position_of(lane, match.nodes[rank])
 
     def operand(self, number: int, only: set[int] | None = None) -> Value:
         """What the ranks of the meeting send, by lane of the meeting: all of them, or those that count."""
-        if self.ranks == self.player.stream.ranks and all(self._position(r) == self.position for r in self.ranks):
+        if self.at_home:
             return _described(self.player.posted[self.position][number])
         sources: dict[tuple[int, int], list[int]] = {}
         for rank in self.ranks if only is None else sorted(only):
@@ -339,10 +357,13 @@ class _Meeting:
         return taken(self.ops.table, self.operand(0), groups.members[groups.group, place])
 
     def groups(self) -> Groups:
-        sizes = {len(match.group) for match in self.distinct}
-        if len(sizes) > 1:
-            raise Undescribed("groups of different sizes meet at one operation")
-        return groups_of(np.array([[self.lane_of[r] for r in match.group] for match in self.distinct], dtype=np.int64))
+        members = tuple(tuple(self.lane_of[r] for r in match.group) for match in self.distinct)
+        known = self.player.interpreter.groups.get(members)
+        if known is None:
+            if len({len(lanes) for lanes in members}) > 1:
+                raise Undescribed("groups of different sizes meet at one operation")
+            known = self.player.interpreter.groups[members] = groups_of(np.array(members, dtype=np.int64))
+        return known
 
     def own(self, value: Value) -> Value:
         """A result of the meeting as the stream's lanes see it."""
@@ -459,7 +480,7 @@ def _message(m: _Meeting, node: Node) -> list[Described]:
     for lane, rank in enumerate(senders):
         player, _ = m.where[rank]
         match = m.matches[lane]
-        sources.setdefault((id(player), player.position_of[m.where[rank][1]][id(match.nodes[rank])]), []).append(lane)
+        sources.setdefault((id(player), player.position_of(m.where[rank][1], match.nodes[rank])), []).append(lane)
     parts = []
     for (_, position), lanes in sources.items():
         player = m.where[senders[lanes[0]]][0]

@@ -1,7 +1,8 @@
 """Where a relation breaks: the first operation of each program with related inputs and an unrelated result.
 
-A tensor of a rank is related if it is equal to a tensor of the sequential program, a tile of one, a summand, or a multiple. Values that are
-never related themselves but lead to related ones (a shift of a softmax, a partial maximum) are harmless and are not named.
+A tensor of a rank is related if it is equal to a tensor of the sequential program, a tile of one, a summand, or a multiple.
+Values that are never related themselves but lead to related ones (a shift of a softmax, a partial maximum) are harmless and
+are not named.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class _Prover:
         return self._located("unexplained-output", path, self._difference(path, whole, output))
 
     def _scaled_copies(self, path: str) -> Finding:
-        message = f"{path}: the ranks hold equal copies, which only their sum makes the sequential value"
+        message = f"{path}: the ranks hold copies that are scaled, and only their sum is the sequential value"
         return self._at_output("scaled-copies", path, message)
 
     def _type(self, path: str) -> tuple[str, tuple[int, ...]]:

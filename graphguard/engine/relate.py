@@ -155,7 +155,8 @@ class Relator:
         return exchange.reduced(self.ops, value, self.groups(mesh, axis), {"reduce": reduce})
 
     def is_scaled_copy(self, whole: Value, output: Held, placements: Placements) -> bool:
-        """Whether a sum over ranks is one of equal copies of a fraction of the whole."""
+        """Whether the ranks hold shares of one value, equal or not, rather than parts that a reduction would leave."""
+        copies = tuple("Replicate" if p.startswith("Partial(") else p for p in placements)
         try:
             value = self.together(output)
             for axis, placement in enumerate(placements):
@@ -163,7 +164,8 @@ class Relator:
                     groups = self.groups(output.mesh, axis)
                     if same(taken(self.table, value, self._first(groups)), value):
                         return True
-            return False
+            wanted = self.expected(whole, output, copies, Part(output.order, value))
+            return same(_without_scale(wanted), _without_scale(value))
         except Undescribed:
             return False
 
@@ -201,6 +203,14 @@ class Relator:
             return factors.pop() if len(factors) == 1 else None
         except Undescribed:
             return None
+
+
+def _without_scale(value: Value) -> Value:
+    """The value with its first coefficient taken out, and without the shares of lanes."""
+    if not value.terms:
+        return value
+    lead = max(value.terms, key=signature).coefficient
+    return Value(value.shape, tuple(t.with_(coefficient=t.coefficient / lead, weight=1) for t in value.terms))
 
 
 def tile_of(table: Table, whole: Value, part: Value) -> list[Lane] | None:

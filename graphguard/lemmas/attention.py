@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from graphguard.engine.function import may_vanish
 from graphguard.engine.lane import equal, everywhere
 from graphguard.engine.ops import fraction
 from graphguard.engine.table import Table
-from graphguard.engine.term import STEP, Atom, Index, Term, Undescribed, Value, bounds, combined
+from graphguard.engine.term import STEP, Index, Term, Undescribed, Value, bounds, combined
 from graphguard.lemmas.registry import Call, row
 
 
@@ -51,27 +52,9 @@ def _has_an_element(table: Table, raised: Value, dim: int) -> bool:
         return False
     masks = [f for f in term.factors if f.atom is STEP]
     others = [f.atom for f in term.factors if f.atom is not STEP]
-    if not all(atom.positive and not _may_vanish(table, atom) for atom in others) or len(masks) > 1 or term.summed:
+    if not all(atom.positive and not may_vanish(table, atom) for atom in others) or len(masks) > 1 or term.summed:
         return False
     return not masks or _somewhere_above(term, masks[0].at[0], term.dims[dim])
-
-
-def _may_vanish(table: Table, atom: Atom) -> bool:
-    """Whether an exp may be that of minus infinity, which is the log of a mask."""
-    known = table.vanishing.get(atom.id)
-    if known is None:
-        known = table.vanishing[atom.id] = _is_vanishing(table, atom)
-    return known
-
-
-def _is_vanishing(table: Table, atom: Atom) -> bool:
-    definition = table.definitions.get(atom.id)
-    if definition is None:
-        return False
-    inside = [factor.atom for operand in definition.operands for product in operand for factor in product.factors]
-    if definition.name == "log":
-        return not inside or not all(each.positive and not _may_vanish(table, each) for each in inside)
-    return any(_may_vanish(table, each) for each in inside)
 
 
 def _somewhere_above(term: Term, index: Index, row: Sequence[int]) -> bool:

@@ -227,6 +227,11 @@ def _each(operator: str) -> Row | None:
     return next((_ROWS[full] for each in candidates if (full := f"{namespace}.{name}.{each}") in _ROWS), None)
 
 
+@cache
+def _signature(describe: Describe) -> inspect.Signature:
+    return inspect.signature(describe)
+
+
 def describe(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """The descriptions of a node's outputs; None if no row knows the operator."""
     found = lookup(node.op)
@@ -234,7 +239,7 @@ def describe(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
         return None
     if node.op.startswith("aten._foreach_"):
         return _describe_each(found, table, node, args, kwargs)
-    for name in [name for name in kwargs if name in node.writes and name not in inspect.signature(found.describe).parameters]:
+    for name in [name for name in kwargs if name in node.writes and name not in _signature(found.describe).parameters]:
         del kwargs[name]  # of an `out=` tensor only the memory counts
     result = _described(found, table, node, args, kwargs)
     return result if isinstance(result, tuple) else (result,)
@@ -245,7 +250,7 @@ def _described(found: Row, table: Table, node: Node, args: Sequence[Any], kwargs
         raise Undescribed(f"{node.op} of complex numbers")
     call = Call(table, node)
     try:
-        inspect.signature(found.describe).bind(call, *args, **kwargs)
+        _signature(found.describe).bind(call, *args, **kwargs)
     except TypeError:
         raise Undescribed(f"{node.op} with arguments that its lemma does not know") from None
     return found.describe(call, *args, **kwargs)
