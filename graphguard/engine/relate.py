@@ -45,10 +45,6 @@ class Held:
     parts: list[Part]
     unknown: Unknown | None = None
 
-    def shape_of(self, rank: int) -> tuple[int, ...]:
-        part = next(p for p in self.parts if rank in p.ranks)
-        return tuple(int(size) for size in part.value.shape)
-
 
 def held(
     mesh: Mesh, values: Mapping[int, tuple[Described, int]], streams: Sequence[tuple[tuple[int, ...], Described | None]]
@@ -74,6 +70,7 @@ def _sub_grid(mesh: Mesh, ranks: Sequence[int]) -> Mesh | None:
 class Relator:
     def __init__(self, ops: Ops):
         self.ops, self.table = ops, ops.table
+        self._tiles: dict[tuple[tuple[int, ...], Mesh, Placements], Lanes] = {}
 
     def candidates(self, whole: Sequence[int], output: Held) -> Iterator[Placements]:
         """Relations by placements that fit the shapes, without sums first."""
@@ -84,10 +81,25 @@ class Relator:
         yield from sorted(fitting, key=lambda p: (sum(c == "Partial(sum)" for c in p), sum(c != "Replicate" for c in p)))
 
     def fits(self, whole: Sequence[int], output: Held, placements: Placements) -> bool:
-        return all(
-            tuple(stop - start for start, stop in self.tile(whole, output, placements, lane)) == output.shape_of(rank)
-            for lane, rank in enumerate(output.order)
-        )
+        """Whether the placements give every rank a part of the shape that it holds."""
+        tiles = self.tiles(whole, output, placements)
+        sizes = tiles[:, :, 1] - tiles[:, :, 0]
+        lane_of = {rank: lane for lane, rank in enumerate(output.order)}
+        for part in output.parts:
+            if len(part.value.shape) != len(whole):
+                return False
+            held = sizes[[lane_of[rank] for rank in part.ranks]]
+            if not all(np.all(held[:, dim] == size) for dim, size in enumerate(part.value.shape)):
+                return False
+        return True
+
+    def tiles(self, whole: Sequence[int], output: Held, placements: Placements) -> Lanes:
+        """The parts of all lanes: an array [lanes, dims, 2]."""
+        key = (tuple(whole), output.mesh, placements)
+        if key not in self._tiles:
+            rows = [self.tile(whole, output, placements, lane) for lane in range(output.mesh.size)]
+            self._tiles[key] = np.array(rows, dtype=np.int64).reshape(len(rows), len(whole), 2)
+        return self._tiles[key]
 
     def tile(self, whole: Sequence[int], output: Held, placements: Placements, lane: int) -> list[tuple[int, int]]:
         """The part of the whole that a rank has under placements; uneven shards as torch.chunk makes them."""
@@ -123,10 +135,8 @@ class Relator:
 
     def expected(self, whole: Value, output: Held, placements: Placements, part: Part) -> Value:
         sizes = [int(size) for size in whole.shape]
-        lanes = [output.order.index(rank) for rank in part.ranks]
-        tiles = np.array([self.tile(sizes, output, placements, lane) for lane in lanes], dtype=np.int64).reshape(
-            len(lanes), len(sizes), 2
-        )
+        lane_of = {rank: lane for lane, rank in enumerate(output.order)}
+        tiles = self.tiles(sizes, output, placements)[[lane_of[rank] for rank in part.ranks]]
         value = whole
         for dim in range(len(sizes)):
             value = cut(self.table, value, dim, collapse(tiles[:, dim, 0]), collapse(tiles[:, dim, 1]))
