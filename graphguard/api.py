@@ -17,7 +17,7 @@ from graphguard.capture.session import capture as capture_subject
 from graphguard.errors import GraphGuardError, InternalError, UsageError
 from graphguard.expectation import expectations
 from graphguard.ir import Graph
-from graphguard.parameters import expected_gradients, parameter_inputs, relations_with
+from graphguard.parameters import expected_gradients, of_dtensors, parameter_inputs, relations_with
 from graphguard.relation import Input, mesh_of
 from graphguard.report import Report
 
@@ -188,7 +188,12 @@ def _report(job: Job) -> Report:
         raise UsageError("lemmas= is given, which this version does not take yet")
     subject = job.subject
     captured = capture_subject(subject, progress=_PROGRESS.get())
+    if all(value is None for value in captured.sequential.outputs.values()):
+        raise UsageError(
+            "the sequential program returns no tensor, so there is nothing to verify; return what the ranks should match"
+        )
     relations, outputs = _with_parameters(job, captured)
+    outputs = {**of_dtensors(captured, subject.mesh), **outputs}
     expected = expectations(outputs, captured, subject.mesh)
     seconds: dict[str, float | None] = {"capture": captured.seconds, "proof": None, "oracle": None}
     if captured.joint.findings:

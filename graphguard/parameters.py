@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
 from graphguard.aten.operators import DTYPES
 from graphguard.capture.program import PARAMETERS, FunctionProgram
@@ -19,6 +20,7 @@ from graphguard.prune import prune
 from graphguard.relation import Coordinate, Input, Local, chunk, localise
 
 _SHARD = re.compile(r"Shard\(dim=(-?\d+)\)")
+_PARTIAL = re.compile(r"Partial\((\w+)\)")
 _STRIDED_SHARD = re.compile(r"_StridedShard\(dim=(-?\d+), sf=(\d+)\)")
 
 
@@ -60,6 +62,45 @@ def expected_gradients(captured: Captured, parameters: Mapping[str, Input]) -> d
     }
 
 
+def of_dtensors(captured: Captured, mesh: Mesh) -> dict[str, Any]:
+    """What an output that is a DTensor says of itself: by its own placements it stands for the sequential output."""
+    expected: dict[str, Any] = {}
+    for path, value in captured.sequential.outputs.items():
+        layouts = [graph.layouts.get(path) for graph in captured.ranks]
+        known = [layout for layout in layouts if layout is not None]
+        if value is None or not known:
+            continue
+        if any(placement.startswith("Partial") for layout in known for placement in layout.placements):
+            expected[path] = _sums(path, known, mesh)
+        else:
+            expected[path] = _by_layout(path, layouts, mesh)
+    return expected
+
+
+def _sums(path: str, layouts: list[Layout], mesh: Mesh) -> tuple[Placement, ...]:
+    """The placements of a DTensor that is a sum over ranks."""
+    first = layouts[0]
+    spans = first.mesh_shape == mesh.shape and first.mesh_ranks == tuple(range(mesh.size))
+    if not spans or any(layout != first for layout in layouts) or len(layouts) < mesh.size:
+        raise UsageError(
+            f"output {path!r} is a DTensor placed by {', '.join(first.placements)} on a mesh of its own; "
+            "state outputs= for it, or return its full tensor"
+        )
+    placements: list[Placement] = []
+    for placement in first.placements:
+        if shard := _SHARD.fullmatch(placement):
+            placements.append(Shard(int(shard[1])))
+        elif partial := _PARTIAL.fullmatch(placement):
+            placements.append(Partial(partial[1]))
+        elif placement == "Replicate()":
+            placements.append(Replicate())
+        else:
+            raise UsageError(
+                f"output {path!r} is a DTensor placed by {placement} beside a sum over ranks; return its full tensor"
+            )
+    return tuple(placements)
+
+
 def _input(name: str, captured: Captured, mesh: Mesh, stated: Mapping[str, Any]) -> Input:
     value = captured.sequential.inputs[name]
     dtype = DTYPES[value.dtype]
@@ -84,6 +125,8 @@ def _by_layout(name: str, layouts: list[Layout | None], mesh: Mesh) -> Local:
         rank, layout = by_coordinate[tuple(coord.items())]
         return full if layout is None else _part(name, full, layout, rank)
 
+    known = next(layout for layout in layouts if layout is not None)
+    local.__name__ = f"a DTensor placed by {', '.join(known.placements)}"  # what a message calls it
     return local
 
 

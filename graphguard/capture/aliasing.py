@@ -82,7 +82,7 @@ class AliasTable:
     def cell(self, tensor: torch.Tensor) -> Cell:
         try:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
-        except NotImplementedError:
+        except NotImplementedError:  # a sparse tensor has no storage
             layout = str(tensor.layout).removeprefix("torch.")
             raise CaptureError(f"tensors of layout {layout} are not modelled; use a dense tensor (`.to_dense()`)") from None
         if storage is None:

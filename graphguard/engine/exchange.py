@@ -10,7 +10,7 @@ from graphguard.engine import collective
 from graphguard.engine.collective import Groups
 from graphguard.engine.definition import Product
 from graphguard.engine.function import apply
-from graphguard.engine.lane import Lanes, collapse
+from graphguard.engine.lane import collapse
 from graphguard.engine.ops import Ops
 from graphguard.engine.sums import folded
 from graphguard.engine.table import Table
@@ -65,15 +65,6 @@ def exchanged(ops: Ops, value: Value, groups: Groups, kwargs: dict[str, Any]) ->
         if splits and len(set(splits)) > 1:
             raise Undescribed("an exchange of parts of different sizes")
     return folded(ops.table, collective.all_to_all(ops.table, value, groups))
-
-
-def from_place(ops: Ops, value: Value, groups: Groups, place: int) -> Value:
-    """What the member at one place of the group holds."""
-    return taken(ops.table, value, groups.members[groups.group, place])
-
-
-def from_lanes(ops: Ops, value: Value, lanes: Lanes) -> Value:
-    return taken(ops.table, value, lanes)
 
 
 # ---------------------------------------------------------------------- the largest and the smallest

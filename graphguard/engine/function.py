@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from graphguard.engine.definition import Part, Product
-from graphguard.engine.grid import Box, by_cell
+from graphguard.engine.grid import Box, by_cell, covers
 from graphguard.engine.lane import Lane, at_lane, varies
 from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
@@ -24,6 +24,7 @@ from graphguard.engine.value import add, masked
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
+MOST_COPIES = 4  # of a root
 MOST_KINDS = 4  # of lanes with different shares, told apart
 ZERO_AT_ZERO = {
     "relu",
@@ -181,7 +182,10 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         if table.recording and not whole and simple and term.coefficient > 0:
             term.factors[0].atom.rooted = True
         scale = _rational_power(term.coefficient, exponent)
-        factors = tuple(f._replace(power=f.power * exponent) for f in term.factors)
+        factors = _raised(term.factors, exponent)
+        if factors is None:
+            return _function(table, "pow", [term], (exponent,), box)
+        table.require_defined(factors)
         if scale is None:
             if term.coefficient < 0:
                 return _function(table, "pow", [term], (exponent,), box)
@@ -189,6 +193,20 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         return _settled(table, term.with_(coefficient=scale, factors=factors))
 
     return by_cell(table, [value], on_cell)
+
+
+def _raised(factors: Sequence[Factor], exponent: Fraction) -> tuple[Factor, ...] | None:
+    """A power of each factor. A root whose whole power would forget that its base is not negative is repeated instead."""
+    raised: list[Factor] = []
+    for factor in factors:
+        power = factor.power * exponent
+        if power.denominator != 1 or factor.power.denominator == 1 or factor.atom.nonnegative or factor.atom.rooted:
+            raised.append(factor._replace(power=power))
+        elif exponent.denominator == 1 and abs(exponent) <= MOST_COPIES:
+            raised += [factor._replace(power=factor.power if exponent > 0 else -factor.power)] * abs(int(exponent))
+        else:
+            return None
+    return tuple(raised)
 
 
 def _rational_power(number: Fraction, exponent: Fraction) -> Fraction | None:
@@ -281,7 +299,7 @@ def log(table: Table, value: Value) -> Value:
 
 
 def _log(table: Table, value: Value) -> Value:
-    if len(value.terms) != 1:
+    if len(value.terms) != 1 or not covers(value.terms[0].box, value.shape):
         return apply(table, "log", [value])
     term = plain(table, value.terms)
     assert term is not None

@@ -23,7 +23,7 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
     shape = values[0].shape
     if any(equal(size, 0) for size in shape):
         return Value(shape, ())
-    if all(_covers(term.box, shape) for value in values for term in value.terms):
+    if all(covers(term.box, shape) for value in values for term in value.terms):
         term = work([list(value.terms) for value in values], tuple((0, size) for size in shape))
         return Value(shape, () if term is None else (term,))
     terms = []
@@ -42,7 +42,7 @@ def in_cells(table: Table, value: Value) -> Iterator[list[Term]]:
         yield list(_inside(table, value.terms, cell))
 
 
-def _covers(box: tuple[Range, ...], shape: tuple[Lane, ...]) -> bool:
+def covers(box: tuple[Range, ...], shape: tuple[Lane, ...]) -> bool:
     return all(equal(low, 0) and equal(high, size) for (low, high), size in zip(box, shape, strict=True))
 
 

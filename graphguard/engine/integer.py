@@ -13,7 +13,8 @@ import numpy as np
 
 from graphguard.engine.definition import Part
 from graphguard.engine.function import apply
-from graphguard.engine.lane import Lane, collapse, equal, larger, smaller, varies
+from graphguard.engine.grid import covers
+from graphguard.engine.lane import Lane, collapse, larger, smaller, varies
 from graphguard.engine.merge import matches
 from graphguard.engine.product import Layout, constant, filled, multiply
 from graphguard.engine.table import Table
@@ -33,10 +34,6 @@ from graphguard.engine.term import (
 from graphguard.engine.value import add, scale
 
 LABELS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def covers(term: Term, shape: tuple[Lane, ...]) -> bool:
-    return all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, shape, strict=True))
 
 
 class Affine(NamedTuple):
@@ -109,7 +106,7 @@ def _affine(table: Table, value: Value) -> Affine | None:
     steps: list[tuple[int, int]] = []
     offset: Lane = 0
     for term in value.terms:
-        if not covers(term, value.shape) or term.summed or term.coefficient.denominator != 1:
+        if not covers(term.box, value.shape) or term.summed or term.coefficient.denominator != 1:
             return None
         number = int(term.coefficient)
         if not term.factors:
@@ -152,7 +149,7 @@ def negate(table: Table, mask: Value) -> Value:
     if len(mask.terms) == 1:
         (term,) = mask.terms
         if (
-            covers(term, mask.shape)
+            covers(term.box, mask.shape)
             and len(term.factors) == 1
             and term.factors[0].atom is STEP
             and term.coefficient == 1
@@ -169,7 +166,7 @@ def _all_values(table: Table, mask: Value) -> Value | None:
     """1 as a sum of deltas over all values, if the mask is a sum of deltas over some. Not in normal form."""
     for term in mask.terms:
         summed = term.summed
-        if not covers(term, mask.shape):
+        if not covers(term.box, mask.shape):
             continue
         if len(summed) == 1 and len(term.factors) == 1 and term.factors[0].atom.kind == "delta" and not varies(term.weight):
             bounds = table.subjects.get(term.factors[0].atom.id)
@@ -280,7 +277,7 @@ def _is_subject(table: Table, factor: Factor, delta: Factor) -> bool:
 def _alike(a: Term, b: Term, weight: Lane) -> bool:
     """Whether two terms are alike in the lanes where a weight counts."""
     there = np.asarray(weight) != 0
-    for names in matches(a, b):
+    for names, _ in matches(a, b):
         spans = [(a.ranges[v], b.ranges[w]) for v, w in names.items()]
         if all(np.all((np.asarray(x[n]) == y[n]) | ~there) for x, y in spans for n in (0, 1)):
             return True

@@ -49,6 +49,7 @@ class Interpretation:
     streams: list[tuple[Stream, Environment]] = field(default_factory=list)
     opaque: set[str] = field(default_factory=set)
     fallbacks: list[tuple[Node, str]] = field(default_factory=list)
+    presumed: list[Node] = field(default_factory=list)
 
 
 class Interpreter:
@@ -56,6 +57,7 @@ class Interpreter:
         self.table, self.ops = table, Ops(table)
         self.opaque: set[str] = set()  # operators that no row describes
         self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
+        self.presumed: list[Node] = []  # divisions and roots of the ranks alone, taken to be defined
         self.groups: dict[tuple[tuple[int, ...], ...], Groups] = {}  # by the lanes of their members
         self._constants: dict[Constant, Any] = {}
 
@@ -93,7 +95,7 @@ class Interpreter:
         if node.op == "gg.part":
             return (self._part(*args),)
         if node.op.startswith(("aten.empty", "aten.new_empty")):
-            return (self.unwritten(node, lanes),)
+            return (self.unwritten(node.outputs[0].shape, lanes),)
         return None
 
     def _part(self, x: Value, key: str, index: Any, count: int) -> Value:
@@ -108,11 +110,10 @@ class Interpreter:
         settled = self.table.settle(part)
         return Value(x.shape, () if settled is None else (settled,))
 
-    def unwritten(self, node: Node, lanes: int) -> Value:
-        """Memory that nothing was written to: on each rank something else."""
-        name = ("unwritten", node.outputs[0].id, lanes, self.table.recording)
+    def unwritten(self, shape: Sequence[int], lanes: int) -> Value:
+        """Memory that nothing was written to: each time, and on each rank, something else."""
         lane = collapse(np.arange(lanes, dtype=np.int64))
-        return self._atom("unwritten", name, node.outputs[0].shape, (Index((), lane),))
+        return self._atom("unwritten", next(self.table.names), shape, (Index((), lane),))
 
     def _atom(self, kind: str, name: Any, shape: Sequence[int], at: tuple[Index, ...] = ()) -> Value:
         variables = [next(self.table.names) for _ in shape]
@@ -276,8 +277,11 @@ class _Player:
         args, kwargs = _bound(self.stream.arguments("graphs", position), self.environment)
         if node.op == "dist.wait":
             return
+        before = len(self.interpreter.table.taken_as_defined)
         results = self.interpreter.describe(node, args, kwargs, self.stream.lanes)
         self.environment |= zip(node.outputs, results, strict=False)
+        if len(self.interpreter.table.taken_as_defined) > before:
+            self.interpreter.presumed.append(node)
 
     def give_up(self) -> None:
         """What never arrived has no description."""
@@ -389,7 +393,17 @@ def _described(value: Described) -> Value:
     return value
 
 
+def _require_arithmetic(node: Node) -> None:
+    """Sums of booleans are disjunctions, and means of whole numbers are rounded: neither is what the algebra does."""
+    dtype, reduce = next(node.operands()).dtype, node.kwargs["reduce"]
+    if dtype == "bool" and reduce not in ("max", "min"):
+        raise Undescribed(f"a reduction of booleans by {reduce}")
+    if reduce in ("avg", "premul_sum") and not dtype.startswith(("float", "bfloat", "complex")):
+        raise Undescribed(f"a reduction of whole numbers by {reduce}")
+
+
 def _all_reduce(m: _Meeting, node: Node) -> list[Described]:
+    _require_arithmetic(node)
     return [m.own(exchange.reduced(m.ops, m.operand(0), m.groups(), dict(node.kwargs)))]
 
 
@@ -402,7 +416,7 @@ def _reduce(m: _Meeting, node: Node) -> list[Described]:
     if all(roots):
         return [total]
     there = np.array(roots, dtype=np.int64)
-    scratch = m.player.interpreter.unwritten(node, m.player.stream.lanes)
+    scratch = m.player.interpreter.unwritten(node.outputs[0].shape, m.player.stream.lanes)
     lanes = np.arange(len(roots), dtype=np.int64)
     parts = [_spread(m.ops.table, _described(total), lanes, there), _spread(m.ops.table, scratch, lanes, 1 - there)]
     return [add(m.ops.table, parts)]
@@ -419,6 +433,7 @@ def _all_gather(m: _Meeting, node: Node) -> list[Described]:
 
 
 def _reduce_scatter_tensor(m: _Meeting, node: Node) -> list[Described]:
+    _require_arithmetic(node)
     groups = m.groups()
     total = exchange.reduced(m.ops, m.operand(0), groups, dict(node.kwargs))
     return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]
@@ -431,6 +446,7 @@ def _stacked(m: _Meeting, count: int) -> Value:
 
 
 def _reduce_scatter(m: _Meeting, node: Node) -> list[Described]:
+    _require_arithmetic(node)
     groups = m.groups()
     total = exchange.reduced(m.ops, _stacked(m, groups.size), groups, dict(node.kwargs))
     return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]

@@ -61,19 +61,20 @@ def same_term(a: Term, b: Term) -> bool:
         and signature(a) == signature(b)
         and equal(a.weight, b.weight)
         and all(_same(x, y) for x, y in zip(a.box, b.box, strict=True))
-        and any(all(_same(a.ranges[v], b.ranges[w]) for v, w in names.items()) for names in matches(a, b))
+        and any(all(_same(a.ranges[v], b.ranges[w]) for v, w in names.items()) for names, _ in matches(a, b))
     )
 
 
 # ---------------------------------------------------------------------- which variables correspond
-def matches(a: Term, b: Term, offsets: bool = True) -> Iterator[Names]:
-    """The ways to rename the variables of one term to get the products of the other."""
+def matches(a: Term, b: Term, offsets: bool = True) -> Iterator[tuple[Names, Term]]:
+    """The ways to rename the variables of one term to get the products of the other, which is given with its
+    factors in the order in which they correspond."""
     if len(a.ranges) != len(b.ranges) or any(len(x) != len(y) for x, y in zip(a.dims, b.dims, strict=True)):
         return
     for factors in _orders(b.factors):
         names = _match(a, factors, b, offsets)
         if names is not None:
-            yield names
+            yield names, b.with_(factors=factors)
 
 
 def _orders(factors: tuple[Factor, ...]) -> Iterator[tuple[Factor, ...]]:
@@ -105,7 +106,7 @@ def _match(a: Term, factors: tuple[Factor, ...], b: Term, offsets: bool) -> Name
 # ---------------------------------------------------------------------- joining
 def _joined(table: Table, a: Term, b: Term) -> Term | None:
     if (varies(a.weight) or varies(b.weight)) and everywhere((np.asarray(a.weight) * b.weight) == 0):
-        return next((_laned(a, b, names) for names in matches(a, b, offsets=False)), None)
+        return next((_laned(a, each, names) for names, each in matches(a, b, offsets=False)), None)
     boxes = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not _same(x, y)]
     if len(boxes) > 1 or (boxes and a.coefficient != b.coefficient):
         return None
@@ -116,8 +117,8 @@ def _joined(table: Table, a: Term, b: Term) -> Term | None:
             return None
     a, b = grounded(a), grounded(b)
     for x, y in _alike(table, a, b, dim):
-        for names in matches(x, y, offsets=False):
-            joined = _join(table, x, y, names, dim)
+        for names, other in matches(x, y, offsets=False):
+            joined = _join(table, x, other, names, dim)
             if joined is not None:
                 return joined
     return None
@@ -273,7 +274,7 @@ def _regular(a: Term, steps: list[list[int]]) -> bool:
     for factor, row in zip(a.factors, steps, strict=True):
         for index, step in zip(factor.at, row, strict=True):
             for variable, stride in index.terms:
-                if step and variable not in a.visible and abs(step) < abs(stride) * int(a.ranges[variable][1]):
+                if step and variable not in a.visible and not everywhere(abs(step) >= abs(stride) * a.ranges[variable][1]):
                     return False
     return True
 

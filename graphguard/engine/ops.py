@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from graphguard.engine import function, integer
 from graphguard.engine.definition import Part
-from graphguard.engine.grid import by_cell
+from graphguard.engine.grid import by_cell, covers
 from graphguard.engine.lane import Lane, collapse, equal
 from graphguard.engine.product import Layout, constant, multiply
 from graphguard.engine.rational import rational
@@ -238,11 +238,12 @@ class Ops:
         layout = Layout(self.table)
         parts, used = [], 0
         for number, value in enumerate(operands):
-            term = plain(self.table, folded(self.table, value).terms)
+            terms = folded(self.table, value).terms
+            if not all(covers(term.box, value.shape) for term in terms):
+                raise Undescribed(f"{name} of a tensor in pieces")
+            term = plain(self.table, terms)
             if term is None:
                 continue
-            if not all(equal(low, 0) and equal(high, size) for (low, high), size in zip(term.box, value.shape, strict=True)):
-                raise Undescribed(f"{name} of a tensor in pieces")
             own = LABELS[parallel + used : parallel + used + len(term.dims) - parallel]
             used += len(own)
             layout.lay(term.with_(factors=weighted(term)), lead + own)

@@ -58,7 +58,7 @@ def interpret(sequential: Graph, joint: Joint, relations: Sequence[Graph], range
     table.recording = False
     streams = classes_of(joint.graphs, relations)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
-    found.opaque, found.fallbacks = interpreter.opaque, interpreter.fallbacks
+    found.opaque, found.fallbacks, found.presumed = interpreter.opaque, interpreter.fallbacks, interpreter.presumed
     return found
 
 
@@ -90,8 +90,13 @@ class _Prover:
 
     def _assumptions(self) -> list[str]:
         names = {atom.id: key for (kind, key), atom in self.found.table.atoms() if kind == "input"}
-        return [
+        ranges = [
             f"{low} <= {names[atom]} < {high}" for atom, (low, high) in sorted(self.found.table.bounds.items()) if atom in names
+        ]
+        places = {str(node.source): None for node in self.found.presumed}
+        return ranges + [
+            f"{place}: the ranks divide by, or take a root of, what the sequential program does not; it is taken to be defined"
+            for place in places
         ]
 
     def output_of_ranks(self, path: str) -> Held | None:

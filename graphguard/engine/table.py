@@ -53,6 +53,8 @@ class Table:
         self._operands: frozenset[int] = frozenset()
         self.leaves: dict[int, frozenset[int]] = {}  # what sums are made of
         self.vanishing: dict[int, bool] = {}  # whether an atom may be 0 where it seems positive
+        self._required: set[int] = set()  # what the sequential program divides by, or takes roots of
+        self.taken_as_defined: set[int] = set()  # what the ranks alone do so with
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
@@ -128,6 +130,17 @@ class Table:
         if len(self._operands) != len(self.operands):
             self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
         return self._operands
+
+    def require_defined(self, factors: Iterable[Factor]) -> None:
+        """Note what is divided by, or taken a root of: where the sequential program does so, it is defined; what the
+        ranks alone do so with is taken to be defined, which a report has to say."""
+        for factor in factors:
+            if factor.atom.positive or (factor.power > 0 and (factor.power.denominator == 1 or factor.atom.nonnegative)):
+                continue
+            if self.recording:
+                self._required.add(factor.atom.id)
+            elif factor.atom.id not in self._required:
+                self.taken_as_defined.add(factor.atom.id)
 
     def number(self, number: Fraction) -> Atom:
         """A positive number as an atom: its powers need not be rational."""
