@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +40,20 @@ Described = Value | Unknown
 Environment = dict[Tensor, Described]
 
 
+class UserLemma(Protocol):
+    """What a user says of an operator that has no row."""
+
+    @property
+    def assumption(self) -> str: ...
+
+    def describe(
+        self, interpreter: Interpreter, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], lanes: int
+    ) -> Sequence[Described]: ...
+
+
+Lemmas = Mapping[str, UserLemma]  # by operator
+
+
 @dataclass
 class Interpretation:
     """The descriptions of all tensors: of the sequential program, and of each stream of ranks."""
@@ -50,11 +64,14 @@ class Interpretation:
     opaque: set[str] = field(default_factory=set)
     fallbacks: list[tuple[Node, str]] = field(default_factory=list)
     presumed: list[Node] = field(default_factory=list)
+    relied_on: list[UserLemma] = field(default_factory=list)
 
 
 class Interpreter:
-    def __init__(self, table: Table):
+    def __init__(self, table: Table, lemmas: Lemmas | None = None):
         self.table, self.ops = table, Ops(table)
+        self.lemmas = lemmas or {}
+        self.relied_on: dict[str, UserLemma] = {}  # lemmas of the user that described something, by operator
         self.opaque: set[str] = set()  # operators that no row describes
         self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
         self.presumed: list[Node] = []  # divisions and roots of the ranks alone, taken to be defined
@@ -68,6 +85,9 @@ class Interpreter:
             return [unknown] * len(node.outputs)
         try:
             results = self._special(node, args, lanes)
+            if results is None and node.op in self.lemmas:
+                results = tuple(self.lemmas[node.op].describe(self, node, args, kwargs, lanes))
+                self.relied_on[node.op] = self.lemmas[node.op]
             if results is None:
                 results = registry.describe(self.table, node, args, dict(kwargs))
             reason = f"no lemma describes {node.op}"

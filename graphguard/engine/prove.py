@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphguard.engine.classes import streams as classes_of
-from graphguard.engine.interpret import Described, Interpretation, Interpreter, Unknown
+from graphguard.engine.interpret import Described, Interpretation, Interpreter, Lemmas, Unknown
 from graphguard.engine.localise import Localiser, scale_in_words
 from graphguard.engine.ops import Ops
 from graphguard.engine.proof import Proof, Relation
@@ -35,19 +35,22 @@ def prove(
     *,
     expected: Mapping[str, Expectation] | None = None,
     ranges: Ranges | None = None,
+    lemmas: Lemmas | None = None,
 ) -> Proof:
     """How every sequential output is rebuilt from the ranks' outputs, for all inputs; or why that is not known."""
     begun = time.perf_counter()
-    found = interpret(sequential, joint, relations, ranges or {})
+    found = interpret(sequential, joint, relations, ranges or {}, lemmas)
     proof = _Prover(found, sequential, joint, expected or {}).run()
     proof.seconds = time.perf_counter() - begun
     return proof
 
 
-def interpret(sequential: Graph, joint: Joint, relations: Sequence[Graph], ranges: Ranges) -> Interpretation:
+def interpret(
+    sequential: Graph, joint: Joint, relations: Sequence[Graph], ranges: Ranges, lemmas: Lemmas | None = None
+) -> Interpretation:
     """Descriptions of all tensors of both programs."""
     table = Table()
-    interpreter = Interpreter(table)
+    interpreter = Interpreter(table, lemmas)
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
     for name, (low, high) in ranges.items():
         if low is not None and high is not None:
@@ -59,6 +62,7 @@ def interpret(sequential: Graph, joint: Joint, relations: Sequence[Graph], range
     streams = classes_of(joint.graphs, relations)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
     found.opaque, found.fallbacks, found.presumed = interpreter.opaque, interpreter.fallbacks, interpreter.presumed
+    found.relied_on = list(interpreter.relied_on.values())
     return found
 
 
@@ -94,10 +98,11 @@ class _Prover:
             f"{low} <= {names[atom]} < {high}" for atom, (low, high) in sorted(self.found.table.bounds.items()) if atom in names
         ]
         places = {str(node.source): None for node in self.found.presumed}
-        return ranges + [
+        presumed = [
             f"{place}: the ranks divide by, or take a root of, what the sequential program does not; it is taken to be defined"
             for place in places
         ]
+        return [lemma.assumption for lemma in self.found.relied_on] + ranges + presumed
 
     def output_of_ranks(self, path: str) -> Held | None:
         values: list[tuple[tuple[int, ...], Described | None]] = []
