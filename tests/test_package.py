@@ -290,7 +290,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 @pytest.mark.parametrize("output_format", ["text", "json"])
 def test_capture_of_ranks_that_do_not_fit_together_exits_with_one(output_format, capsys):
-    target = f"{EXAMPLES / 'bugs' / 'read_before_wait.py'}::read_before_wait"
+    target = f"{EXAMPLES / 'bugs' / 'read_before_wait.py'}::buggy"
     with pytest.raises(SystemExit) as stop:
         main(["capture", target, "--rank", "0", "--output-format", output_format])
     printed = capsys.readouterr()
