@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from graphguard.holding import Holding
 from graphguard.ir import Source
 
 PHASES = ("forward", "backward", None)
 
 
 class Kind(NamedTuple):
+    """meaning: what a finding of this kind says. law: what was broken, in one sentence. `graphguard.pages` has more on each."""
+
     code: str
     name: str
     meaning: str
+    law: str
 
     @property
     def of_communication(self) -> bool:
@@ -25,23 +29,34 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("GG101", "collective-mismatch", "Ranks of one group call different collectives, or the same one with "
-             "another shape, dtype, reduce operation, root or order."),
-        Kind("GG102", "unmatched-message", "A send has no receive, or a receive has no send."),
-        Kind("GG103", "deadlock", "Ranks wait for each other in a cycle, or for a rank that has finished."),
-        Kind("GG104", "race", "A buffer is used between the start of asynchronous communication and its wait."),
+             "another shape, dtype, reduce operation, root or order.",
+             "All ranks of a group make the same calls, in the same order, on buffers that fit."),
+        Kind("GG102", "unmatched-message", "A send has no receive, or a receive has no send.",
+             "Every send has its receive, and every receive its send."),
+        Kind("GG103", "deadlock", "Ranks wait for each other in a cycle, or for a rank that has finished.",
+             "Ranks that wait must wait for something that still comes."),
+        Kind("GG104", "race", "A buffer is used between the start of asynchronous communication and its wait.",
+             "A buffer belongs to the communication until it has been waited for."),
         Kind("GG105", "strided-buffer", "Communication on a buffer that is not contiguous: backends disagree on what it "
-             "means."),
+             "means.",
+             "Communication needs buffers whose memory has one meaning for all ranks."),
         Kind("GG106", "outside-group", "A rank calls a collective of a group that it does not belong to; torch warns and "
-             "does nothing."),
+             "does nothing.",
+             "Only the members of a group take part in its collectives."),
         Kind("GG201", "relation-lost", "The first sequential operation whose result no clean expression of the ranks' "
-             "values covers, though its operands have one: from here on the two programs were not shown to agree."),
+             "values covers, though its operands have one: from here on the two programs were not shown to agree.",
+             "From operands that the ranks hold as copies, tiles or summands must come a result that they hold so."),
         Kind("GG202", "unexplained-output", "A rank returns a value that is neither the whole sequential output, nor a tile "
-             "of it, nor a summand of it."),
+             "of it, nor a summand of it.",
+             "Every rank's output must be the sequential output, a tile of it, or a summand of it."),
         Kind("GG203", "scaled-copies", "The ranks' values add up to the sequential output only because each is the same "
-             "fraction of it: copies, not parts of a reduction."),
-        Kind("GG204", "missing-output", "The sequential program returns an output that no rank returns."),
+             "fraction of it: copies, not parts of a reduction.",
+             "A sum over ranks must be one of true parts, not of N copies of a value that was divided by N."),
+        Kind("GG204", "missing-output", "The sequential program returns an output that no rank returns.",
+             "Every output of the sequential program must be returned by some rank."),
         Kind("GG205", "unexpected-relation", "The ranks hold the output by a clean relation, but not by the one that "
-             "`outputs=` states."),
+             "`outputs=` states.",
+             "An output must be held as its users read it, which is what `outputs=` states."),
     )
 }  # fmt: skip
 
@@ -55,6 +70,8 @@ class Finding:
     sequential, distributed: where it is in either program. What is missing is located where the wrong value is first used.
     phase: "forward" or "backward", where it is known.
     repair: what to change, where it is known.
+    law: why this very operation breaks the relation, where that is known; else the kind has one for all of its findings.
+    holdings: who holds which part of the tensors in question.
     """
 
     kind: str
@@ -65,6 +82,8 @@ class Finding:
     distributed: Source | None = None
     phase: str | None = None
     repair: str | None = None
+    law: str | None = None
+    holdings: tuple[Holding, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -88,6 +107,8 @@ class Finding:
             "distributed": None if self.distributed is None else str(self.distributed),
             "phase": self.phase,
             "repair": self.repair,
+            "law": self.law or KINDS[self.kind].law,
+            "holdings": [holding.to_plain() for holding in self.holdings],
             "ranks": list(self.ranks),
             "sources": [str(source) for source in self.sources],
         }

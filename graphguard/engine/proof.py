@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from graphguard.findings import Finding
+from graphguard.listing import Program
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Proof:
     findings: list[Finding] = field(default_factory=list)  # the most telling first; empty if all is proved
     assumptions: list[str] = field(default_factory=list)
     opaque: list[str] = field(default_factory=list)  # operators that no lemma describes, which the proof met
+    listing: Callable[[], list[Program]] | None = None  # the operations of both programs with the relation at each one
     operations: int = 0
     seconds: float = 0.0
 

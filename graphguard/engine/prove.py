@@ -10,6 +10,8 @@ import numpy as np
 
 from graphguard.engine.classes import streams as classes_of
 from graphguard.engine.interpret import Described, Interpretation, Interpreter, Lemmas, Unknown
+from graphguard.engine.law import law_at
+from graphguard.engine.listing import Lister
 from graphguard.engine.localise import Localiser, scale_in_words
 from graphguard.engine.ops import Ops
 from graphguard.engine.proof import Proof, Relation
@@ -19,6 +21,7 @@ from graphguard.engine.table import Table
 from graphguard.engine.term import Value
 from graphguard.engine.value import same, taken
 from graphguard.findings import Finding
+from graphguard.holding import Holding
 from graphguard.ir import Graph, Mesh, Node
 from graphguard.joint import Joint
 
@@ -73,7 +76,8 @@ class _Prover:
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
         self.relator = Relator(Ops(found.table))
         self.localiser = Localiser(found, sequential, self.mesh, self.relator)
-        self.proof = Proof()
+        self.lister = Lister(found, sequential, self.mesh, self.relator, self.localiser)
+        self.proof = Proof(listing=self.lister.programs)
 
     def run(self) -> Proof:
         for path, tensor in self.sequential.outputs.items():
@@ -137,13 +141,16 @@ class _Prover:
         place = self.localiser.place(path)
         sequential, distributed = place.sequential, place.distributed
         if distributed is None:  # all is related, to the end: the scale is wrong, or the order of the ranks
-            return self._at_output(kind, path, message)
+            return self._at_output(kind, path, message, self._holding(path))
         if place.words is not None:
             message = f"{message}; {place.words}"
         node = distributed or sequential
+        operands = self.lister.operands(distributed)
         return Finding(
             kind,
             message,
+            law=law_at(distributed, operands),
+            holdings=operands,
             sequential=None if sequential is None else sequential.source,
             distributed=None if distributed is None else distributed.source,
             phase=None if node is None else "backward" if node.backward else "forward",
@@ -164,7 +171,19 @@ class _Prover:
 
     def _scaled_copies(self, path: str) -> Finding:
         message = f"{path}: the ranks hold copies that are scaled, and only their sum is the sequential value"
-        return self._at_output("scaled-copies", path, message)
+        return self._at_output("scaled-copies", path, message, self._holding(path))
+
+    def _holding(self, path: str) -> tuple[Holding, ...]:
+        """How the ranks hold an output, up to a factor."""
+        for number, (stream, _) in enumerate(self.found.streams):
+            tensor = stream.graphs[0].outputs.get(path)
+            holding = None if tensor is None else self.lister.holding(number, tensor, path)
+            if holding is not None:
+                return (holding,)
+        return ()
+
+    def _placed(self, path: str, output: Held, placements: Placements, role: str) -> Holding:
+        return Holding(path, *self._type(path), output.mesh, output.order, placements, role=role)
 
     def _type(self, path: str) -> tuple[str, tuple[int, ...]]:
         tensor = self.sequential.outputs[path]
@@ -196,9 +215,14 @@ class _Prover:
         if other.placements is not None and any(p.startswith("Partial") for _, p in other.placements):
             axes = ", ".join(axis for axis, p in other.placements if p.startswith("Partial"))
             message += f": the sum over axis {axes} is missing"
-        return self._at_output("unexpected-relation", path, message)
+        holdings = []
+        if other.placements is not None:
+            holdings.append(self._placed(path, output, tuple(p for _, p in other.placements), "held"))
+        if expectation.placements is not None:
+            holdings.append(self._placed(path, output, expectation.placements, "expected"))
+        return self._at_output("unexpected-relation", path, message, tuple(holdings))
 
-    def _at_output(self, kind: str, path: str, message: str) -> Finding:
+    def _at_output(self, kind: str, path: str, message: str, holdings: tuple[Holding, ...] = ()) -> Finding:
         """A finding about a value that is right in itself: at the operations that make it."""
         graph = next(graph for graph in self.joint.graphs if graph.outputs.get(path) is not None)
         after, before = _maker(graph, path), _maker(self.sequential, path)
@@ -208,6 +232,7 @@ class _Prover:
             sequential=before.source if before else None,
             distributed=after.source if after else None,
             phase=None if after is None else "backward" if after.backward else "forward",
+            holdings=holdings,
         )
 
     def _follows(self, whole: Value, output: Held, graphs: Sequence[Graph | None]) -> bool:

@@ -1,0 +1,160 @@
+"""The relation at each operation, for people: which sequential tensor a rank's tensor is, and how the ranks hold it.
+
+Nothing of a proof depends on it, and it is worked out only where somebody looks.
+"""
+
+from __future__ import annotations
+
+import time
+
+from graphguard.engine.classes import Stream
+from graphguard.engine.interpret import Environment, Interpretation, Unknown
+from graphguard.engine.localise import Localiser
+from graphguard.engine.relate import Held, Placements, Relator, held
+from graphguard.engine.term import Undescribed, Value
+from graphguard.holding import Holding
+from graphguard.ir import Graph, Mesh, Node
+from graphguard.ir import Value as Tensor
+from graphguard.listing import Program, in_words, listed
+
+MOST_SECONDS = 20.0  # after which operations are listed without their relations
+MOST_COPIES = 2  # of a sequential tensor that are named beside it
+_LATE = ("unknown", "not looked at: the program is large")
+
+
+class Lister:
+    def __init__(self, found: Interpretation, sequential: Graph, mesh: Mesh, relator: Relator, localiser: Localiser):
+        self.found, self.sequential, self.mesh = found, sequential, mesh
+        self.relator, self.localiser = relator, localiser
+        self._until = float("inf")
+        self._holders: dict[Tensor, list[str]] = {}  # of each sequential tensor
+
+    # ------------------------------------------------------------------ one tensor
+    def holding(self, number: int, tensor: Tensor, name: str) -> Holding | None:
+        """How the ranks of a stream hold the sequential tensor that their tensor is part of."""
+        stream, environment = self.found.streams[number]
+        value, whole = environment.get(tensor), self._partner(number, tensor)
+        described = None if whole is None else self.found.sequential.get(whole)
+        if whole is None or not isinstance(value, Value) or not isinstance(described, Value):
+            return None
+        output = held(self.mesh, {}, [(tuple(stream.ranks), value)])
+        found = None if output is None else self._placements(described, output)
+        if output is None or found is None:
+            return None
+        placements, factor = found
+        return Holding(name, whole.dtype, whole.shape, output.mesh, output.order, placements, factor)
+
+    def _partner(self, number: int, tensor: Tensor) -> Tensor | None:
+        related = self.localiser.related(number, tensor)
+        return related if related is not None and related.id >= 0 else None
+
+    def _placements(self, whole: Value, output: Held) -> tuple[Placements, str | None] | None:
+        try:
+            fitting = list(self.relator.candidates([int(size) for size in whole.shape], output))
+            sums = [placements for placements in fitting if "Partial(sum)" in placements]
+            for placements in fitting[: len(fitting) - len(sums)]:
+                if self.relator.holds(whole, output, placements):
+                    return placements, None
+            scaled = self.relator.factor(whole, output)  # before sums, which N copies of y/N have too
+            if scaled is not None:
+                return scaled[1], str(scaled[0])
+            chosen = next((placements for placements in sums if self.relator.holds(whole, output, placements)), None)
+        except Undescribed:
+            return None
+        return None if chosen is None else (chosen, None)
+
+    def operands(self, node: Node) -> tuple[Holding, ...]:
+        """How the ranks hold what an operation of theirs reads."""
+        for number, (stream, _) in enumerate(self.found.streams):
+            if any(each is node for each in stream.graphs[0].nodes):
+                names = _Names(stream.graphs[0])
+                operands = dict.fromkeys(node.operands())
+                holdings = [self.holding(number, tensor, names(tensor)) for tensor in operands]
+                return tuple(each for each in holdings if each is not None)
+        return ()
+
+    # ------------------------------------------------------------------ all of them
+    def programs(self) -> list[Program]:
+        self._until = time.perf_counter() + MOST_SECONDS
+        ranks = []
+        for number, (stream, environment) in enumerate(self.found.streams):
+            relate = _OfRanks(self, number, stream, environment)
+            ranks.append(listed(in_words(tuple(stream.ranks)), tuple(stream.ranks), stream.graphs[0], relate))
+        return [listed("sequential", (), self.sequential, self._of_sequential), *ranks]
+
+    @property
+    def late(self) -> bool:
+        return time.perf_counter() > self._until
+
+    def _of_sequential(self, node: Node) -> tuple[str, str]:
+        for tensor in node.outputs:
+            described = self.found.sequential.get(tensor)
+            if isinstance(described, Unknown):
+                return "undescribed", described.reason
+            if tensor in self._holders:
+                more = len(self._holders[tensor]) - MOST_COPIES
+                text = "; ".join(self._holders[tensor][:MOST_COPIES]) + (f"; and {more} more" if more > 0 else "")
+                return "related", text
+        if self.late:
+            return _LATE
+        if node.outputs and all(self.localiser.covered(tensor) for tensor in node.outputs):
+            return "related", "the ranks hold it, or parts of it"
+        return "unrelated", "no tensor of the ranks is a copy, a tile or a summand of it"
+
+    def held_by(self, whole: Tensor, text: str) -> None:
+        self._holders.setdefault(whole, []).append(text)
+
+
+class _OfRanks:
+    """The relation at each operation of one stream."""
+
+    def __init__(self, lister: Lister, number: int, stream: Stream, environment: Environment):
+        self.lister, self.number, self.stream, self.environment = lister, number, stream, environment
+
+    def __call__(self, node: Node) -> tuple[str, str]:
+        if not node.outputs:
+            return "unknown", ""
+        tensor = node.outputs[0]
+        described = self.environment.get(tensor)
+        if isinstance(described, Unknown):
+            return "undescribed", described.reason
+        if self.lister.late:
+            return _LATE
+        related = self.lister.localiser.related(self.number, tensor)
+        if related is None:
+            return "unrelated", "no copy, tile or summand of a sequential tensor"
+        if related.id < 0:
+            return "related", "numbers that depend on no input"
+        return "related", self._words(tensor, related)
+
+    def _words(self, tensor: Tensor, whole: Tensor) -> str:
+        holding = self.lister.holding(self.number, tensor, str(tensor))
+        who = in_words(tuple(self.stream.ranks))
+        if holding is None:
+            self.lister.held_by(whole, f"part of it is {tensor} on {who}")
+            return f"part of sequential {whole}, or of a multiple of it"
+        factor = "" if holding.factor is None else f"{holding.factor} times "
+        self.lister.held_by(whole, f"{factor}{holding.type} is {tensor} on {who}")
+        return f"{factor}sequential {whole} as {holding.type}"
+
+
+class _Names:
+    """What a rank's tensors are called in print."""
+
+    def __init__(self, graph: Graph):
+        self.inputs = {tensor: name for name, tensor in graph.inputs.items()}
+        self.makers = {tensor: node for node in graph.nodes for tensor in node.outputs}
+
+    def __call__(self, tensor: Tensor) -> str:
+        if tensor in self.inputs:
+            return self.inputs[tensor]
+        maker = self.makers.get(tensor)
+        if maker is None:
+            return f"the constant {tensor}"
+        where = f" of line {maker.source.line}" if maker.source else ""
+        return f"the {short(maker.op)}{where}"
+
+
+def short(operator: str) -> str:
+    """`aten.mm.default` as `mm`."""
+    return operator.split(".")[1] if operator.count(".") else operator
