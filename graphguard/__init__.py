@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphguard.api import capture_function, capture_model, train_step, verify, verify_model
     from graphguard.checks import check
     from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError
+    from graphguard.lemmas.user import lemma
     from graphguard.relation import Input
 
 _HOMES = {
@@ -31,6 +32,7 @@ _HOMES = {
     "train_step": "graphguard.api",
     "verify": "graphguard.api",
     "verify_model": "graphguard.api",
+    "lemma": "graphguard.lemmas.user",
     "check": "graphguard.checks",
     "GraphGuardError": "graphguard.errors",
     "UsageError": "graphguard.errors",
@@ -38,9 +40,11 @@ _HOMES = {
     "ProgramError": "graphguard.errors",
 }
 
+_NEED_TORCH = {"Input", "capture_function", "capture_model", "lemma", "train_step", "verify", "verify_model"}
+
 __all__ = [
     "CaptureError", "GraphGuardError", "Input", "Partial", "ProgramError", "Replicate", "Shard", "UsageError",
-    "capture_function", "capture_model", "check", "train_step", "verify", "verify_model",
+    "capture_function", "capture_model", "check", "lemma", "train_step", "verify", "verify_model",
 ]  # fmt: skip
 
 
@@ -48,7 +52,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'graphguard' has no attribute {name!r}")
-    if "torch" in home or name in ("Input", "capture_function", "capture_model", "train_step", "verify", "verify_model"):
+    if "torch" in home or name in _NEED_TORCH:
         _require_torch(name)
     value = globals()[name] = getattr(importlib.import_module(home), name)
     return value

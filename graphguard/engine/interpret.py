@@ -7,7 +7,7 @@ there once all members have posted. What cannot be described is Unknown, with a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from graphguard.engine import exchange
 from graphguard.engine.classes import Stream
 from graphguard.engine.collective import Groups, groups_of
 from graphguard.engine.lane import Lanes, collapse
+from graphguard.engine.memo import Memo, word
 from graphguard.engine.ops import Ops
 from graphguard.engine.sums import folded, named
 from graphguard.engine.table import Table
@@ -69,7 +70,7 @@ class Interpretation:
 
 class Interpreter:
     def __init__(self, table: Table, lemmas: Lemmas | None = None):
-        self.table, self.ops = table, Ops(table)
+        self.table, self.ops, self.memo = table, Ops(table), Memo(table)
         self.lemmas = lemmas or {}
         self.relied_on: dict[str, UserLemma] = {}  # lemmas of the user that described something, by operator
         self.opaque: set[str] = set()  # operators that no row describes
@@ -83,14 +84,17 @@ class Interpreter:
         unknown = next((each for each in _leaves((args, kwargs)) if isinstance(each, Unknown)), None)
         if unknown is not None:
             return [unknown] * len(node.outputs)
+        reason = f"no lemma describes {node.op}"
+        results: Sequence[Any] | None
         try:
             results = self._special(node, args, lanes)
             if results is None and node.op in self.lemmas:
                 results = tuple(self.lemmas[node.op].describe(self, node, args, kwargs, lanes))
                 self.relied_on[node.op] = self.lemmas[node.op]
             if results is None:
-                results = registry.describe(self.table, node, args, dict(kwargs))
-            reason = f"no lemma describes {node.op}"
+                operands: list[Value] = []
+                what = _what(node, args, kwargs, operands)
+                results = self.memo.describe(what, operands, lambda: registry.describe(self.table, node, args, dict(kwargs)))
             if results is None:
                 self.opaque.add(node.op)
         except Undescribed as error:
@@ -198,20 +202,25 @@ class Interpreter:
 
     def run_graph(self, graph: Graph, inputs: Mapping[str, Value], output: str) -> Described | None:
         """One output of a graph that does not communicate, on one lane."""
+        wanted = graph.outputs[output]
+        return None if wanted is None else self.run_lanes(graph, inputs, 1)[wanted]
+
+    def run_lanes(self, graph: Graph, inputs: Mapping[str, Value], lanes: int) -> Environment:
+        """All tensors of a graph that does not communicate and is the same on every lane."""
         environment: Environment = {value: inputs[name] for name, value in graph.inputs.items()}
         environment |= {value: self.constant(constant) for value, constant in graph.constants.items()}
         for node in graph.nodes:
             args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
-            environment |= zip(node.outputs, self.describe(node, args, kwargs, 1), strict=False)
-        wanted = graph.outputs[output]
-        return None if wanted is None else environment[wanted]
+            environment |= zip(node.outputs, self.describe(node, args, kwargs, lanes), strict=False)
+        return environment
 
     def _as_atom(self, value: Value) -> Value:
         """A sum that is used more than once is named, so that what is made of it stays small."""
         try:
-            return named(self.table, value)
+            (result,) = self.memo.describe("named", [value], lambda: (named(self.table, value),)) or (value,)
         except Undescribed:
             return value
+        return result  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------ the ranks
     def run_streams(self, streams: Sequence[Stream], joint: Joint, inputs: Mapping[str, Value]) -> list[Environment]:
@@ -320,7 +329,7 @@ class _Player:
         if not meeting.complete():
             return False
         try:
-            results: Sequence[Described] = meeting.results(node)
+            results = meeting.results(node)
         except Undescribed as error:
             results = [Unknown(str(error), node)] * len(node.outputs)
         self.environment |= zip(node.outputs, results, strict=True)
@@ -395,11 +404,17 @@ class _Meeting:
             return value
         return taken(self.ops.table, value, np.array([self.lane_of[r] for r in self.player.stream.ranks], dtype=np.int64))
 
-    def results(self, node: Node) -> list[Described]:
+    def results(self, node: Node) -> Sequence[Described]:
         handler = _HANDLERS.get(node.op)
         if handler is None:
             raise Undescribed(f"{node.op} is not described")
-        return handler(self, node)
+        if not self.at_home or node.op not in _OF_OPERANDS:
+            return handler(self, node)
+        operands = [_described(value) for value in self.player.posted[self.position]]
+        kwargs = tuple((name, word(arg)) for name, arg in node.kwargs.items() if name in _OF_OPERANDS[node.op])
+        outputs = tuple((tensor.shape, tensor.dtype) for tensor in (*node.operands(), *node.outputs))
+        what = node.op, kwargs, outputs, id(self.groups())
+        return self.player.interpreter.memo.describe(what, operands, lambda: handler(self, node)) or ()
 
 
 def _spread(table: Table, value: Value, lanes: Lanes, present: Lanes) -> Value:
@@ -546,6 +561,17 @@ _HANDLERS: dict[str, Callable[[_Meeting, Node], list[Described]]] = {
     "dist.barrier": lambda m, node: [],
 }
 
+# The operators whose results are functions of what is sent, of the groups, and of these arguments alone.
+_OF_OPERANDS: dict[str, tuple[str, ...]] = {
+    "dist.all_reduce": ("reduce", "factor"),
+    "dist.reduce_scatter": ("reduce", "factor"),
+    "dist.reduce_scatter_tensor": ("reduce", "factor"),
+    "dist.all_gather": (),
+    "dist.all_gather_into_tensor": (),
+    "dist.all_to_all": (),
+    "dist.all_to_all_single": ("input_splits", "output_splits"),
+}
+
 
 # ---------------------------------------------------------------------- small things
 def elements(constant: Constant) -> Any:
@@ -575,6 +601,22 @@ def _bound(
 
     args, kwargs = arguments
     return tuple(bound(arg) for arg in args), {name: bound(arg) for name, arg in kwargs.items()}
+
+
+def _what(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Value]) -> Hashable:
+    """All that a description may look at, but for the descriptions of the operands, which are listed."""
+
+    def words(arg: Any, tensor: Any) -> Hashable:
+        if type(arg) is Value:
+            operands.append(arg)
+            return tensor.dtype
+        if type(arg) is tuple:
+            return tuple([words(*each) for each in zip(arg, tensor, strict=True)])
+        return word(arg)
+
+    given = tuple([words(*each) for each in zip(args, node.args, strict=True)])
+    named = tuple([(name, words(arg, node.kwargs[name])) for name, arg in kwargs.items()]) if kwargs else ()
+    return node.op, given, named, tuple([(tensor.shape, tensor.dtype) for tensor in node.outputs])
 
 
 def _leaves(tree: Any) -> Any:

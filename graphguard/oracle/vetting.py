@@ -1,0 +1,411 @@
+"""Compares a lemma of the user's with the operator itself: its own CPU kernel, on small random tensors.
+
+Of an index rule: along each axis that it calls parallel, a window of the operands gives that window of the result. Of a
+definition: it gives what the operator gives.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from graphguard.aten.kernels import tensors_in
+from graphguard.aten.operators import operator as facts_of
+from graphguard.aten.operators import overload
+from graphguard.engine.term import Undescribed
+from graphguard.errors import UsageError
+from graphguard.lemmas.rule import Pattern, Rule, spread
+from graphguard.lemmas.user import Definition, Lemma, binds
+
+EXAMPLES = 8
+_SCALES = (1.0, 0.02, 6.0)  # small numbers tell one epsilon from another
+_SIZES = (2, 3, 4, 5, 6)
+_ROUND = (8, 16, 64)  # sizes that kernels which are particular about them may take
+_TOLERANCE, _NARROW_TOLERANCE = 1e-9, 1e-4
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """One call of the operator."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [each for arg in (*self.args, *self.kwargs.values()) for each in tensors_in(arg)]
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Arguments:
+        left = iter(tensors)
+
+        def swap(arg: Any) -> Any:
+            if isinstance(arg, torch.Tensor):
+                return next(left)
+            return [swap(each) for each in arg] if isinstance(arg, (list, tuple)) else arg
+
+        return Arguments(tuple(map(swap, self.args)), {name: swap(arg) for name, arg in self.kwargs.items()})
+
+    def __str__(self) -> str:
+        return f"operands of shape {' and '.join(str(tuple(t.shape)) for t in self.tensors) or 'nothing'}"
+
+
+def vetted(lemma: Lemma, sample: Sequence[Any] | None = None, *, examples: int = EXAMPLES, seed: int = 0) -> Lemma:
+    """The lemma, with how often it was seen to hold. Raises UsageError with a counterexample if it does not."""
+    function = overload(lemma.operator)
+    if facts_of(function).written:
+        raise UsageError(f"{lemma.name} changes its arguments in place; lemmas are for operators that return their results")
+    trial = _Trial(lemma, function, sample, random.Random(f"{seed} {lemma.operator}"))
+    trial.check_count()
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(function.name(), "CPU"):
+        return replace(lemma, sample=sample, untested="it has no CPU kernel to be compared with")
+    for example in range(examples):
+        trial.run(example)
+    return trial.outcome()
+
+
+class _Trial:
+    def __init__(self, lemma: Lemma, function: Any, sample: Sequence[Any] | None, dice: random.Random):
+        self.lemma, self.function, self.sample, self.dice = lemma, function, sample, dice
+        self.cases = 0
+        self.error: Exception | None = None  # the last one of the operator
+        self.cut: dict[str, bool] = {}  # parallel axes, and whether the operator was seen to work on a part of them
+        self.needless: dict[str, bool] = {}  # whole axes, and whether each window of them gave that window of the result
+        self.accepted: list[list[Shape]] = []  # what the operator takes
+        self.raised: str | None = None  # what the definition does not take
+        self.agreed: set[tuple[int, ...]] = set()  # numbers of dims for which the definition gave what the operator gives
+        self.disagreed: dict[tuple[int, ...], str] = {}
+        self.required = sum(not argument.has_default_value() for argument in function._schema.arguments)
+
+    # ------------------------------------------------------------------ the outcome
+    def outcome(self) -> Lemma:
+        lemma = replace(self.lemma, sample=self.sample, checked=self.cases)
+        wrong = [ranks for ranks in self.disagreed if ranks in self.agreed or not self.agreed]
+        if wrong:
+            raise self.refuse(self.disagreed[wrong[0]])
+        if isinstance(lemma.meaning, Definition):
+            lemma.meaning.fails.update(self.disagreed)
+        if not self.cases:
+            if self.raised is not None:
+                raise self.refuse(self.raised)
+            if self.sample is not None:
+                raise UsageError(f"{lemma.name} cannot be run on the sample of its lemma: {_first_line(self.error)}")
+            if not self.accepted:
+                raise UsageError(
+                    f"{lemma.name} takes none of the small random tensors that its lemma was tried on "
+                    f"({_first_line(self.error)}); give gg.lemma arguments that it takes, sample=(...)"
+                )
+            return replace(lemma, untested=f"its CPU kernel does not run on random tensors ({_first_line(self.error)})")
+        uncut = sorted(axis for axis, done in self.cut.items() if not done)
+        if uncut:
+            return replace(lemma, untested=f"no call of it with a part of {' or '.join(uncut)} came through")
+        needless = sorted(axis for axis, held in self.needless.items() if held)
+        return replace(lemma, weaker=f"{' and '.join(needless)} need not be whole" if needless else None)
+
+    def refuse(self, why: str) -> UsageError:
+        return UsageError(f"the lemma of {self.lemma.name} is refused: {why}")
+
+    # ------------------------------------------------------------------ one example
+    def run(self, example: int) -> None:
+        """An index rule says which shapes it is about: the first that the operator takes will do. A definition does not."""
+        for given in self._calls(example):
+            results = self._result(given)
+            if results is None:
+                continue
+            if isinstance(self.lemma.meaning, Rule):
+                self._check_rule(self.lemma.meaning, given, results)
+                return
+            self._check_definition(self.lemma.meaning, given, results)
+
+    def _result(self, given: Arguments) -> list[torch.Tensor] | None:
+        """What the operator gives; None if it does not take the arguments."""
+        try:
+            with torch.no_grad():
+                return [tensor.detach() for tensor in tensors_in(self.function(*given.args, **given.kwargs))]
+        except Exception as error:  # a kernel may raise anything
+            self.error = error
+            return None
+
+    def _check_definition(self, definition: Definition, given: Arguments, results: list[torch.Tensor]) -> None:
+        if not binds(definition.function, given.args, given.kwargs):
+            if len(given.args) + len(given.kwargs) > self.required:
+                return  # a program that calls the operator so is told that the definition does not take it
+            raise self.refuse(f"its definition does not take {_count(len(given.args), 'argument')}, as the operator does")
+        try:
+            with torch.no_grad():
+                said = tensors_in(definition.function(*given.args, **given.kwargs))
+        except Exception as error:
+            self.raised = f"on {given} its definition raises {type(error).__name__}: {_first_line(error)}"
+            return
+        ranks = tuple(t.dim() for t in given.tensors)
+        different = self._disagreement(given, said, results)
+        if different is None:
+            self.agreed.add(ranks)
+            self.cases += 1
+        else:
+            self.disagreed.setdefault(ranks, different)
+
+    def _disagreement(self, given: Arguments, said: list[torch.Tensor], results: list[torch.Tensor]) -> str | None:
+        types = [[(tuple(t.shape), _kind(t)) for t in each] for each in (said, results)]
+        if types[0] != types[1]:
+            return f"on {given} its definition gives {_shown(said)}, where the operator gives {_shown(results)}"
+        for mine, its in zip(said, results, strict=True):
+            different = self._difference(mine, its, given)
+            if different is not None:
+                place, a, b = different
+                return f"on {given} its definition gives {a:.6g} at {place}, where the operator gives {b:.6g}"
+        return None
+
+    # ------------------------------------------------------------------ index rules
+    def check_count(self) -> None:
+        """A rule has a pattern for each tensor."""
+        rule = self.lemma.meaning
+        if not isinstance(rule, Rule) or self.sample is not None:
+            return
+        needed = sum(str(argument.type) == "Tensor" for argument in self.function._schema.arguments)
+        most = sum("Tensor" in str(argument.type) for argument in self.function._schema.arguments)
+        if not needed <= len(rule.operands) <= most:
+            raise self.refuse(f"{rule.text!r} has {_count(len(rule.operands), 'operand')}, where the operator takes {needed}")
+
+    def _check_rule(self, rule: Rule, given: Arguments, results: list[torch.Tensor]) -> None:
+        shapes = [tuple(t.shape) for t in given.tensors]
+        try:
+            sizes, count = rule.sizes(shapes, [tuple(t.shape) for t in results]), rule.ellipsis(shapes)
+        except Undescribed as error:
+            raise self.refuse(f"on {given} it gives {_shown(results)}: {error}") from None
+        again = self._result(given)
+        for mine, its in zip(again or results, results, strict=True):
+            different = self._difference(mine, its, given)
+            if different is not None:
+                raise self.refuse(f"the operator is not a function: two calls with the same {given} give different results")
+        self.cases += 1
+        operands, made = ([spread(p, count) for p in side] for side in (rule.operands, rule.results))
+        parallel = rule.parallel(count)
+        for axis in [*parallel, *(a for a in sorted(rule.whole) if all(_has(p, a) for p in made))]:
+            for low, high in self._windows(sizes[axis]):
+                part = given.with_tensors(
+                    [_cut(t, p, axis, low, high, sizes) for t, p in zip(given.tensors, operands, strict=True)]
+                )
+                expected = [_cut(t, p, axis, low, high, sizes) for t, p in zip(results, made, strict=True)]
+                self._check_part(rule, given, part, expected, axis, f"{low}:{high}", axis in parallel)
+        if count:
+            self._check_fewer_dims(rule, given, results, sizes["...0"])
+
+    def _windows(self, size: int) -> list[tuple[int, int]]:
+        """One position, which is all that the rule speaks of, and some more."""
+        one, first = self.dice.randrange(min(1, size - 1), size), self.dice.randrange(size)
+        return [(one, one + 1), (first, self.dice.randint(first + 1, size))]
+
+    def _check_fewer_dims(self, rule: Rule, given: Arguments, results: list[torch.Tensor], size: int) -> None:
+        """One position of the first dim of `...`, without that dim: the operator gives the same, or refuses it."""
+        at = self.dice.randrange(size)
+
+        def chosen(tensors: Sequence[torch.Tensor], patterns: Sequence[Pattern]) -> list[torch.Tensor]:
+            return [
+                t.select(p.index(("...",)), at).contiguous() if ("...",) in p else t
+                for t, p in zip(tensors, patterns, strict=True)
+            ]
+
+        part = given.with_tensors(chosen(given.tensors, rule.operands))
+        self._check_part(rule, given, part, chosen(results, rule.results), "...", str(at), True)
+
+    def _check_part(
+        self,
+        rule: Rule,
+        given: Arguments,
+        part: Arguments,
+        expected: list[torch.Tensor],
+        axis: str,
+        where: str,
+        parallel: bool,
+    ) -> None:
+        name = "..." if axis.startswith("...") else axis
+        done = self.cut if parallel else self.needless
+        results = self._result(part)
+        if results is None:
+            done.setdefault(name, False)
+            return
+        different: tuple[str, float, float] | None = None
+        for mine, its in zip(results, expected, strict=True):
+            if different is None:
+                same = mine.shape == its.shape
+                different = self._difference(mine, its, given) if same else (f"shape {tuple(mine.shape)}", math.nan, math.nan)
+        if not parallel:
+            self.needless[name] = self.needless.get(name, True) and different is None
+            return
+        if different is not None:
+            place, a, b = different
+            raise self.refuse(
+                f"{rule.text!r} is not parallel along {name}: on {given}, position {where} of it alone gives {a:.6g} "
+                f"at {place}, where the whole gives {b:.6g}"
+            )
+        self.cut[name] = True
+        self.cases += 1
+
+    # ------------------------------------------------------------------ numbers
+    def _difference(self, a: torch.Tensor, b: torch.Tensor, given: Arguments) -> tuple[str, float, float] | None:
+        """Where two results are not the same but for rounding, and what they are there."""
+        mine, its = a.to(torch.float64), b.to(torch.float64)
+        finite = its[its.isfinite()]
+        size = float(finite.abs().max()) if finite.numel() else 1.0
+        apart = torch.where((mine == its) | (mine.isnan() & its.isnan()), 0.0, (mine - its).abs()).nan_to_num(nan=math.inf)
+        wrong = apart > _TOLERANCE * max(size, 1e-30)
+        if bool(wrong.any()) and not self._is_exact(b, given):
+            wrong = apart > _NARROW_TOLERANCE * max(size, 1e-30)
+        if not bool(wrong.any()):
+            return None
+        place = wrong.nonzero()[0].tolist()
+        return str(place), float(mine[tuple(place)]), float(its[tuple(place)])
+
+    def _is_exact(self, result: torch.Tensor, given: Arguments) -> bool:
+        """Whether the operator computes in 64 bits, rather than in fewer and then widens."""
+        if result.dtype != torch.float64:
+            return not result.is_floating_point()
+        narrow = given.with_tensors([t.float() if t.dtype == torch.float64 else t for t in given.tensors])
+        wide = narrow.with_tensors([t.double() if t.dtype == torch.float32 else t for t in narrow.tensors])
+        before = self.error
+        short, long = self._result(narrow), self._result(wide)
+        self.error = before
+        if short is None or long is None:
+            return True
+        return not all(torch.equal(s.to(t.dtype), t) for s, t in zip(short, long, strict=True))
+
+    # ------------------------------------------------------------------ calls to try
+    def _calls(self, example: int) -> Iterator[Arguments]:
+        scale, positive = _SCALES[example % len(_SCALES)], example % 4 == 3
+        if self.sample is not None:
+            plain = Arguments(tuple(self.sample))
+            yield plain.with_tensors(
+                [
+                    self._random(t.shape, t.dtype, scale, positive) if example and t.is_floating_point() else t
+                    for t in plain.tensors
+                ]
+            )
+            return
+        for shapes in self._shapes(example):
+            for dtype in (torch.float64, torch.float32):
+                drawn = self._arguments([self._random(shape, dtype, scale, positive) for shape in shapes], example % 2 == 1)
+                if drawn is not None and self._takes(drawn):
+                    self.accepted.append(shapes)
+                    yield drawn
+
+    def _takes(self, given: Arguments) -> bool:
+        """Whether the kernel that knows shapes alone does not object."""
+        try:
+            with torch.no_grad():
+                self.function(*(meta := given.with_tensors([t.to("meta") for t in given.tensors])).args, **meta.kwargs)
+        except Exception as error:
+            self.error = error
+            return False
+        return True
+
+    def _random(self, shape: Sequence[int], dtype: torch.dtype, scale: float, positive: bool) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.dice.randrange(1 << 40))
+        drawn = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+        return ((drawn.abs() + 0.1) * scale if positive else drawn * scale).to(dtype)
+
+    def _shapes(self, example: int) -> Iterator[list[Shape]]:
+        rule, ellipsis = self.lemma.meaning, (2, 1)[example % 2]
+        if isinstance(rule, Rule):
+            for sizes in (None, *_ROUND):
+                drawn: dict[str, int] = {}
+                yield [
+                    tuple(
+                        math.prod(drawn.setdefault(a, sizes or self.dice.choice(_SIZES)) for a in dim)
+                        for dim in spread(p, ellipsis)
+                    )
+                    for p in rule.operands
+                ]
+            return
+        tensors = sum(str(argument.type) == "Tensor" for argument in self.function._schema.arguments)
+        yield from _templates(tensors, self.dice.sample(_SIZES, 4))
+        if not self.agreed:
+            yield from _templates(tensors, [_ROUND[example % len(_ROUND)]] * 4)
+
+    def _arguments(self, tensors: list[torch.Tensor], varied: bool) -> Arguments | None:
+        """A call with these tensors. What else the operator takes has its default, or some other value."""
+        left, given = list(tensors), {}
+        for argument in self.function._schema.arguments:
+            kind = str(argument.type)
+            if kind == "Tensor" or (kind == "Optional[Tensor]" and left):
+                if not left:
+                    return None
+                given[argument.name] = left.pop(0)
+            elif argument.has_default_value():
+                if varied and kind in ("float", "bool"):
+                    given[argument.name] = _other(argument.default_value, self.dice)
+            elif kind in _NUMBERS:
+                given[argument.name] = _NUMBERS[kind]
+            else:
+                return None
+        if left:
+            return None
+        args = []
+        for argument in self.function._schema.arguments:  # by position, as programs do, as far as that goes
+            if argument.kwarg_only or argument.name not in given:
+                break
+            args.append(given.pop(argument.name))
+        return Arguments(tuple(args), given)
+
+
+_NUMBERS: dict[str, Any] = {"float": 0.25, "number": 0.25, "int": 2, "bool": False}
+
+
+def _other(default: Any, dice: random.Random) -> Any:
+    return not default if isinstance(default, bool) else default * dice.uniform(0.5, 2.0) if default else 0.5
+
+
+def _templates(tensors: int, sizes: Sequence[int]) -> Iterator[list[Shape]]:
+    """Shapes that operators of so many tensors commonly take: all alike; a tensor and vectors; a product of matrices."""
+    b, s, h, k = sizes
+    if tensors == 0:
+        yield []
+        return
+    for shape in ((b, h), (b, s, h), (h,), (b, s, h, k)):
+        yield [shape] * tensors
+    if tensors > 1:
+        for lead in ((b, h), (b, s, h)):
+            yield [lead, *[(h,)] * (tensors - 1)]
+        for second in ((h, k), (k, h)):
+            yield [(b, h), second, *[(k,)] * (tensors - 2)]
+            yield [(b, s, h), second, *[(k,)] * (tensors - 2)]
+        yield [(b, s, h), (b, h, k), *[(b, s, k)] * (tensors - 2)]
+    if tensors > 2:
+        yield [*[(b, h)] * (tensors - 1), (h,)]
+
+
+# ---------------------------------------------------------------------- small things
+def _has(pattern: Pattern, axis: str) -> bool:
+    return any(axis in dim for dim in pattern)
+
+
+def _cut(tensor: torch.Tensor, pattern: Pattern, axis: str, low: int, high: int, sizes: dict[str, int]) -> torch.Tensor:
+    """A window of one axis, which may be part of a dim."""
+    if not _has(pattern, axis):
+        return tensor
+    axes = [each for dim in pattern for each in dim]
+    apart = tensor.reshape([sizes[each] for each in axes]).narrow(axes.index(axis), low, high - low)
+    sizes = {**sizes, axis: high - low}
+    return apart.reshape([math.prod(sizes[each] for each in dim) for dim in pattern]).contiguous()
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return "real" if tensor.is_floating_point() else "complex" if tensor.is_complex() else "whole"
+
+
+def _shown(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors) or "no tensor"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _first_line(error: Exception | None) -> str:
+    text = str(error).strip().split("\n")[0] if error is not None else ""
+    return text if len(text) <= 160 else f"{text[:157]}..."
