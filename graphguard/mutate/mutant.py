@@ -1,0 +1,230 @@
+"""A changed program: drawn from a specimen, judged by execution and by the prover."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from types import FrameType
+
+from graphguard.findings import Finding
+from graphguard.ir import Graph, Node, Source
+from graphguard.joint import Joint, join
+from graphguard.mutate.mutants import KINDS, ON_ONE_RANK, TOGETHER
+from graphguard.mutate.rewrites import REWRITES
+from graphguard.mutate.site import Change, Site, place
+from graphguard.mutate.specimen import Specimen
+from graphguard.wellformed import require_wellformed
+
+_TRIES = 40  # to draw a change that can be made
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change, made on some ranks. `places` are the lines that a report should name."""
+
+    kind: str
+    words: str
+    ranks: tuple[int, ...]
+    joint: Joint
+    places: frozenset[Place]
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.words}, on ranks {list(self.ranks)}, at {sorted(self.places)[:1]}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What execution and the prover say of a mutant.
+
+    difference: how it differs from the sequential program, or None. gave_up: the prover was stopped.
+    reason: why it is not proved. located: whether one of the first two lines named is the right one.
+    """
+
+    kind: str
+    specimen: str
+    words: str
+    difference: str | None
+    proved: bool
+    gave_up: bool
+    reason: str | None
+    located: bool
+    seconds: float
+
+    @property
+    def unsound(self) -> bool:
+        return self.proved and self.difference is not None
+
+    @property
+    def incomplete(self) -> bool:
+        return self.difference is None and not self.proved and not self.gave_up
+
+
+# ---------------------------------------------------------------------- drawing
+class Breeder:
+    """Draws changes of one specimen. The same seed gives the same changes."""
+
+    def __init__(self, specimen: Specimen, changes: Mapping[str, Change], random: Random):
+        self.specimen, self.changes, self.random = specimen, changes, random
+        self.graphs = list(specimen.joint.graphs)
+        self.named = [_by_name(graph) for graph in self.graphs]
+        self.names = [{position: name for name, position in named.items()} for named in self.named]
+        self.sites = {kind: found for kind, change in changes.items() if (found := list(self._sites(change)))}
+        self.drawn: set[tuple[str, str, tuple[int, ...], int]] = set()
+
+    def draw(self) -> Mutant | None:
+        """A change that was not drawn before; None if none is found."""
+        for _ in range(_TRIES if self.sites else 0):
+            kind = self.random.choice(list(self.sites))
+            rank, position = self.random.choice(self.sites[kind])
+            mutant = self._made(kind, rank, position, self.random.random() < _alike(kind, self.graphs[rank].nodes[position]))
+            if mutant is not None:
+                return mutant
+        return None
+
+    def _sites(self, change: Change) -> Iterator[tuple[int, int]]:
+        seen: set[object] = set()
+        for rank in range(len(self.graphs)):
+            for position in range(len(self.graphs[rank].nodes)):
+                name = self.names[rank][position]
+                if name not in seen and change(self._site(rank, position, 0)) is not None:
+                    seen.add(name)
+                    yield rank, position
+
+    def _site(self, rank: int, position: int, seed: int) -> Site:
+        following = (rank + 1) % len(self.graphs)
+        at = self.named[following].get(self.names[rank][position])
+        peer = self.graphs[following].nodes[at] if at is not None else None
+        return Site(self.graphs[rank], position, self.specimen.mesh, Random(seed), peer)
+
+    def _made(self, kind: str, rank: int, position: int, alike: bool) -> Mutant | None:
+        seed, name = self.random.randrange(1 << 30), self.names[rank][position]
+        if not alike:
+            rank = self.random.choice([r for r, named in enumerate(self.named) if name in named])
+        graphs, words, places, ranks = list(self.graphs), None, set[Place](), []
+        for number in range(len(graphs)) if alike else [rank]:
+            at = self.named[number].get(name)
+            if at is None:
+                continue
+            site = self._site(number, at, seed)
+            said = self.changes[kind](site)
+            if said is None:
+                continue
+            words = said if words is None or number == rank else words
+            graphs[number] = site.done()
+            require_wellformed(graphs[number])
+            places |= site.places()
+            ranks.append(number)
+        if words is None:
+            return None
+        key = (kind, words, tuple(ranks), position)
+        if key in self.drawn:
+            return None
+        self.drawn.add(key)
+        return Mutant(kind, words, tuple(ranks), join(graphs), frozenset(places))
+
+
+def _alike(kind: str, node: Node) -> float:
+    """How likely all ranks are changed, not one."""
+    if kind in ON_ONE_RANK:
+        return 0.0
+    if kind in REWRITES and node.communicates:
+        return 1.0
+    if kind in TOGETHER or node.communicates:
+        return 0.95
+    return 0.65
+
+
+def _by_name(graph: Graph) -> dict[object, int]:
+    """Positions by what names an operation on all ranks: the operator, its line, and the how manyeth it is there."""
+    counts: dict[object, int] = {}
+    named: dict[object, int] = {}
+    for position, node in enumerate(graph.nodes):
+        kind = (node.op, node.source, node.backward)
+        counts[kind] = counts.get(kind, 0) + 1
+        named[*kind, counts[kind]] = position
+    return named
+
+
+# ---------------------------------------------------------------------- judging
+def judged(specimen: Specimen, mutant: Mutant, limit: float) -> Outcome:
+    """Both verdicts on a mutant. The prover is stopped after `limit` seconds."""
+    begun = time.perf_counter()
+    findings, gave_up = mutant.joint.findings, False
+    difference: str | None = "the ranks do not fit together"
+    if not findings:
+        difference = specimen.difference(mutant.joint)
+        begun = time.perf_counter()
+        try:
+            with _limited(limit):
+                findings = specimen.prove(mutant.joint).findings
+        except _TooLong:
+            gave_up = True
+    return Outcome(
+        mutant.kind,
+        specimen.name,
+        str(mutant),
+        difference,
+        not findings and not gave_up,
+        gave_up,
+        _reason(findings[0]) if findings else None,
+        is_located(findings, mutant.places),
+        time.perf_counter() - begun,
+    )
+
+
+def is_located(findings: Collection[Finding], places: Collection[Place]) -> bool:
+    named: list[Place] = []
+    for finding in findings:
+        for source in _sources(finding):
+            if place(source) not in named:
+                named.append(place(source))
+    return any(each in places for each in named[:2])
+
+
+def _sources(finding: Finding) -> list[Source]:
+    return [source for source in (finding.distributed, *finding.sources) if source is not None]
+
+
+def _reason(finding: Finding) -> str:
+    """The finding without names and numbers, so that like ones can be counted."""
+    message = re.sub(r"^[\w.]+(: | has | = )", "", finding.message)
+    message = re.sub(r"%?\d+(\.\d+)?(e-?\d+)?", "#", message)
+    return f"{finding.kind}: {message[:150]}"
+
+
+class _TooLong(BaseException):
+    """Passes through whatever catches exceptions."""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Stops what runs inside after a while. Only a main thread can be stopped; elsewhere the limit does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def mutants_of(specimen: Specimen, seed: str) -> Breeder:
+    return Breeder(specimen, KINDS, Random(f"{seed}/{specimen.name}/mutants"))
+
+
+def rewrites_of(specimen: Specimen, seed: str) -> Breeder:
+    return Breeder(specimen, REWRITES, Random(f"{seed}/{specimen.name}/rewrites"))

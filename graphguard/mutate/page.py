@@ -1,0 +1,101 @@
+"""The page that a campaign writes: docs/soundness.md."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+from collections.abc import Sequence
+
+from graphguard.mutate import table
+from graphguard.mutate.mutant import Outcome
+from graphguard.mutate.mutants import KINDS
+from graphguard.mutate.rewrites import REWRITES
+
+_TEMPLATE = """\
+# Soundness, measured
+
+This page is written by `make campaign`. It takes the proof cases of `tests/cases` that verify, changes the graphs of their
+ranks, and compares two verdicts on each changed program: that of the prover, and that of running it.
+
+- A **mutant** has one fault: a collective that is dropped, duplicated, replaced, or run with another operation or group;
+  shards, operands or offsets that are swapped or shifted; a number, a constant or an operator that is another one; an addend
+  that is left out; a value that is stale; an operation on the wrong side of a collective. Most are made on all ranks alike,
+  some on one.
+- A **rewrite** is a change that should not matter.
+- **Running** means: all ranks in lockstep in float64, on {trials} sets of random inputs, each output compared with the
+  sequential one under the relation that was proved before the change. The prover is held to the same relation.
+- *Different, not verified*: the fault was not overlooked. *Different, verified*: a false proof; **there must be none**. *Equal,
+  verified*: the change did no harm, and the prover sees it. *Equal, unproven*: the prover is too weak, or the numbers do not
+  show the difference (a mask of -10000 in place of -20000, a branch that no input took). *Gave up*: equal, but the proof took
+  longer than its limit.
+- *Located*: one of the first two lines that the findings name is the line of the change, or one that uses its result.
+
+| | |
+|---|---|
+| command | `{command}` |
+| date, commit | {date}, {commit} |
+| time | {minutes} minutes |
+| checks changed | {checks} |
+| mutants | {mutants} |
+| false proofs | **{unsound}** |
+| equal mutants that are unproven | {unproven} |
+| faults located | {located} |
+| rewrites | {rewrites} |
+| rewrites still proved | {proved} |
+
+## Mutants
+
+{mutant_table}
+
+## Rewrites
+
+{rewrite_table}
+
+## Equal, but unproven
+
+{reasons}
+
+## Doing it with a check of your own
+
+`graphguard mutate FILE.py::CHECK -n 200` mutates one check that verifies, and prints the same tables: what the check would
+catch if somebody broke the program. It exits with 1 if a false proof is found; please report it.
+"""
+
+
+def page(mutants: Sequence[Outcome], rewrites: Sequence[Outcome], command: str, seconds: float, checks: int) -> str:
+    from graphguard.mutate.specimen import TRIALS
+
+    rows, others = table.rows(mutants, KINDS), table.rows(rewrites, REWRITES)
+    every, rewritten = rows[-1], others[-1]
+    equal = every.verified + every.incomplete + every.gave_up
+    return _TEMPLATE.format(
+        trials=TRIALS,
+        command=command.strip(),
+        date=datetime.date.today().isoformat(),
+        commit=_commit(),
+        minutes=f"{seconds / 60:.0f}",
+        checks=checks,
+        mutants=f"{every.total:,}",
+        rewrites=f"{rewritten.total:,}",
+        unsound=every.unsound + rewritten.unsound,
+        unproven=table.share(every.incomplete, equal),
+        located=table.share(*every.located),
+        proved=table.share(rewritten.verified, rewritten.total),
+        mutant_table=table.as_markdown(table.MUTANTS, [table.mutant_cells(row) for row in rows]),
+        rewrite_table=table.as_markdown(table.REWRITES, [table.rewrite_cells(row) for row in others]),
+        reasons=_reasons([*mutants, *rewrites]),
+    )
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> str:
+    found = table.reasons(outcomes)
+    if not found:
+        return "None."
+    body = [(reason.replace("|", "\\|"), str(count)) for count, reason, _ in found]
+    return table.as_markdown(("why the proof stopped", "programs"), body)
+
+
+def _commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return os.environ.get("GRAPHGUARD_COMMIT") or asked.stdout.strip() or "unknown"

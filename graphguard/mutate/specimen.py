@@ -1,0 +1,196 @@
+"""A check that verifies, ready to be changed: its graphs, the relation of each output, and runs to compare with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphguard.engine.proof import Proof
+from graphguard.engine.prove import Ranges, interpret, prove
+from graphguard.errors import ReplayError, UsageError
+from graphguard.expectation import FULL, LOCAL, Expectation, expectations
+from graphguard.ir import Graph, Mesh
+from graphguard.joint import Joint
+from graphguard.oracle.claims import random_inputs
+from graphguard.oracle.replay import run, run_joint
+
+if TYPE_CHECKING:
+    from graphguard.api import Job
+
+Tensors = dict[str, torch.Tensor]
+_TOLERANCE = 1e-9  # of the largest element; what float64 rounds is far below, what a fault changes far above
+_SCALES = (1.0, 1.0, 3.0, 0.25)  # of the inputs, one for each trial
+TRIALS = len(_SCALES)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Inputs of every rank, and what the sequential program gives for them."""
+
+    local: list[Tensors]
+    wanted: Tensors
+
+
+@dataclass
+class Specimen:
+    """`expected` has the relation of every output, so that a changed program cannot verify by another one."""
+
+    name: str
+    sequential: Graph
+    joint: Joint
+    relations: Sequence[Graph]
+    mesh: Mesh
+    expected: dict[str, Expectation]
+    ranges: Ranges
+    seconds: float = 0.0  # that its proof takes
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def operations(self) -> int:
+        return len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
+
+    def prove(self, joint: Joint) -> Proof:
+        return prove(self.sequential, joint, self.relations, expected=self.expected, ranges=self.ranges)
+
+    def difference(self, joint: Joint) -> str | None:
+        """How the ranks' outputs differ from the sequential ones, or None if they are as the relations say on all trials."""
+        for trial in self.trials:
+            try:
+                states = run_joint(joint, trial.local, wide=True)
+                held = [state.outputs() for state in states]
+            except ReplayError as error:
+                return f"it does not run: {error}"
+            for path, wanted in trial.wanted.items():
+                parts = {rank: outputs[path] for rank, outputs in enumerate(held) if outputs.get(path) is not None}
+                if not _agrees(wanted, parts, self.expected[path], self.mesh):
+                    return f"{path} differs"
+        return None
+
+
+def specimen(name: str, job: Job) -> Specimen:
+    """Capture a check, prove it, and run it. A check that does not verify is an error."""
+    from graphguard.api import _ranges, _with_parameters
+    from graphguard.capture.session import capture
+    from graphguard.parameters import of_dtensors
+
+    subject = job.subject
+    captured = capture(subject)
+    relations, outputs = _with_parameters(job, captured)
+    stated = expectations({**of_dtensors(captured, subject.mesh), **outputs}, captured, subject.mesh)
+    if captured.joint.findings:
+        raise UsageError(
+            f"{name} is refuted, and only a check that verifies can be mutated: {captured.joint.findings[0].message}"
+        )
+    ranges = _ranges(subject.inputs)
+    proof = prove(captured.sequential, captured.joint, relations, expected=stated, ranges=ranges)
+    if not proof.proved:
+        raise UsageError(f"{name} is not verified, and only a check that verifies can be mutated: {proof.findings[0].message}")
+    expected = {path: stated.get(path) or _as_proved(proof, path) for path in proof.relations}
+    made = Specimen(
+        name, captured.sequential, captured.joint, relations, subject.mesh, expected, ranges, proof.seconds
+    )  # fmt: skip
+    made.trials = [_trial(made, subject.inputs, seed) for seed in range(TRIALS)]
+    difference = made.difference(made.joint)
+    if difference is not None:
+        raise UsageError(f"{name} is verified, but its ranks compute something else ({difference}); please report it")
+    return made
+
+
+def _as_proved(proof: Proof, path: str) -> Expectation:
+    relation = proof.relations[path]
+    if relation.placements is None:
+        raise UsageError(f"the relation of {path} has no placements; state it with outputs=")
+    return Expectation(relation.text, tuple(placement for _, placement in relation.placements))
+
+
+def _trial(made: Specimen, specs: Mapping[str, Any], seed: int) -> Trial:
+    found = interpret(made.sequential, made.joint, made.relations, made.ranges)
+    given = random_inputs(found, made.sequential, seed)
+    for name, tensor in given.items():
+        if tensor.is_floating_point():
+            given[name] = _within(tensor * _SCALES[seed], specs.get(name))
+    wanted = run(made.sequential, given, wide=True).outputs()
+    parts = [run(relation, given, wide=True).outputs() for relation in made.relations]
+    return Trial(
+        [{name: tensor for name, tensor in part.items() if tensor is not None} for part in parts],
+        {path: tensor for path, tensor in wanted.items() if tensor is not None},
+    )
+
+
+def _within(tensor: torch.Tensor, spec: Any) -> torch.Tensor:
+    """Inside the bounds that an input states."""
+    low, high = getattr(spec, "low", None), getattr(spec, "high", None)
+    if low is not None and high is not None:
+        return low + torch.sigmoid(tensor) * (high - low)
+    if low is not None:
+        return low + tensor.abs()
+    return high - tensor.abs() if high is not None else tensor
+
+
+# ---------------------------------------------------------------------- whether outputs are as their relation says
+def _agrees(wanted: torch.Tensor, parts: Mapping[int, torch.Tensor], expected: Expectation, mesh: Mesh) -> bool:
+    if expected.graphs is not None:
+        return all(
+            graph is not None and _close(run(graph, {FULL: wanted}, wide=True).outputs()[LOCAL], parts[rank], wanted)
+            for rank, graph in enumerate(expected.graphs)
+            if rank in parts
+        )
+    assert expected.placements is not None
+    coordinates = {rank: mesh.coordinate(rank) for rank in parts}
+    places = {axis: sorted({coordinate[axis] for coordinate in coordinates.values()}) for axis in mesh.names}
+    held = {tuple(places[axis].index(at) for axis, at in coordinates[rank].items()): part for rank, part in parts.items()}
+    sizes = [len(places[axis]) for axis in mesh.names]
+    if len(held) != math.prod(sizes):
+        return False
+    for axis, placement in enumerate(expected.placements):
+        if placement.startswith("Partial("):
+            held = _reduced(held, axis, sizes[axis], placement[8:-1])
+    return all(
+        _close(_tile(wanted, expected.placements, place, sizes), held[place], wanted)
+        for place in itertools.product(*map(range, sizes))
+    )
+
+
+def _reduced(
+    held: Mapping[tuple[int, ...], torch.Tensor], axis: int, size: int, reduce: str
+) -> dict[tuple[int, ...], torch.Tensor]:
+    result = {}
+    for place in held:
+        parts = [held[(*place[:axis], at, *place[axis + 1 :])] for at in range(size)]
+        if len({part.shape for part in parts}) > 1:
+            return dict(held)  # nothing to be reduced, and so nothing that agrees
+        stacked = torch.stack(parts)
+        match reduce:
+            case "max" | "min":
+                result[place] = stacked.amax(0) if reduce == "max" else stacked.amin(0)
+            case "avg":
+                result[place] = stacked.sum(0) / size
+            case _:
+                result[place] = stacked.sum(0)
+    return result
+
+
+def _tile(wanted: torch.Tensor, placements: Sequence[str], place: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    from graphguard.relation import chunk
+
+    for placement, at, size in zip(placements, place, sizes, strict=True):
+        if placement.startswith("Shard("):
+            wanted = chunk(wanted, int(placement[6:-1]), at, size)
+    return wanted
+
+
+def _close(want: torch.Tensor | None, have: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Where the sequential program is defined. Its largest element says what rounding may do."""
+    if want is None or want.shape != have.shape:
+        return False
+    if not (want.is_floating_point() or want.is_complex()):
+        return bool((want == have).all())
+    finite = torch.isfinite(whole)
+    largest = float(whole[finite].abs().max()) if finite.any() else 0.0
+    away = (have - want).abs() <= _TOLERANCE * largest + 1e-12
+    return bool((away | (have == want) | want.isnan()).all())
