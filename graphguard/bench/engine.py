@@ -27,7 +27,7 @@ from graphguard.capture.program import FunctionProgram
 from graphguard.capture.session import Subject, _capture_all
 from graphguard.engine.classes import VARYING, Stream, streams
 from graphguard.engine.interpret import Interpretation, Interpreter
-from graphguard.engine.prove import _Prover
+from graphguard.engine.prove import _Prover, without_collection
 from graphguard.engine.table import Table
 from graphguard.errors import InternalError
 from graphguard.expectation import Expectation
@@ -161,7 +161,11 @@ class Measurement(NamedTuple):
 
 def measure(case: Case) -> Measurement:
     gc.collect()
-    before = _peak_rss()
+    with without_collection():
+        return _measured(case, _peak_rss())
+
+
+def _measured(case: Case, before: int) -> Measurement:
     begun = time.perf_counter()
     table = Table()
     interpreter = Interpreter(table)

@@ -49,10 +49,11 @@ class Part(NamedTuple):
 
 
 class Abstract(NamedTuple):
-    """Parts as products over axes. `skeleton` is what they are but for their positions; `pattern` says which axis each position
-    is, `positions` where it is, and `axes` lists the different ones."""
+    """Parts as products over axes. `shape` is what they are but for their atoms and positions; `atoms` has the ids of those,
+    `pattern` says which axis each position is, `positions` where it is, and `axes` lists the different ones."""
 
-    skeleton: Hashable
+    shape: Hashable
+    atoms: tuple[int, ...]
     pattern: Pattern
     products: tuple[Product, ...]
     positions: tuple[Index, ...]
@@ -90,7 +91,7 @@ def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> list[Ab
     ]
     arranged.sort(key=_part_likeness)
     found = [_numbered(order, extents) for order in _orders(arranged)]
-    return found if len(found) == 1 else sorted(found, key=lambda each: repr((each.skeleton, each.pattern)))
+    return found if len(found) == 1 else sorted(found, key=lambda each: repr((each.shape, each.pattern)))
 
 
 def _piece(factor: Factor, extents: Mapping[Variable, int], ranges: Mapping[Variable, Range]) -> _Piece:
@@ -163,25 +164,26 @@ def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
                 indices.append(Index(((-1 - axis, 1), *bound), position.shift))
             factors.append(Factor(piece.atom, tuple(indices), piece.power))
         products.append(Product(label, tuple(factors), tuple(extents[v] for v in numbers)))
-    skeleton, pattern = skeleton_of(products)
-    return Abstract(skeleton, pattern, tuple(products), tuple(positions), tuple(different))
+    return Abstract(*shape_of(products), tuple(products), tuple(positions), tuple(different))
 
 
-def skeleton_of(products: Sequence[Product]) -> tuple[Hashable, Pattern]:
-    """What products are but for their positions, and which of their positions are one axis."""
-    skeleton: list[Hashable] = []
+def shape_of(products: Sequence[Product]) -> tuple[Hashable, tuple[int, ...], Pattern]:
+    """What products are but for their atoms and positions, their atoms, and which of their positions are one axis."""
+    shape: list[Hashable] = []
+    atoms: list[int] = []
     pattern: list[tuple[int, int]] = []
     for label, factors, extents in products:
-        shape = []
+        inner = []
         for factor in factors:
             bound = []
             for index in factor.at:
                 axis = index.terms[0][0]
                 pattern.append((-1 - axis, at_lane(index.offset, 0)) if axis < 0 else ORIGIN)
                 bound.append(index.terms[1:] if axis < 0 else index.terms)
-            shape.append((factor.atom.id, factor.power, tuple(bound)))
-        skeleton.append((label, tuple(shape), extents))
-    return tuple(skeleton), tuple(pattern)
+            atoms.append(factor.atom.id)
+            inner.append((factor.power, tuple(bound)))
+        shape.append((label, tuple(inner), extents))
+    return tuple(shape), tuple(atoms), tuple(pattern)
 
 
 def fitting(pattern: Pattern, found: Abstract) -> tuple[Index, ...] | None:

@@ -180,7 +180,7 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         if not whole and not (simple or all(f.atom.positive for f in term.factors)):
             return _function(table, "pow", [term], (exponent,), box)
         if table.recording and not whole and simple and term.coefficient > 0:
-            term.factors[0].atom.rooted = True
+            table.note_root(term.factors[0].atom)
         scale = _rational_power(term.coefficient, exponent)
         factors = _raised(term.factors, exponent)
         if factors is None:
@@ -272,9 +272,13 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
 
 def may_vanish(table: Table, atom: Atom) -> bool:
     """Whether the exp of an atom may be that of minus infinity, which is the log of a mask, however deep inside."""
+    trace, table.trace = table.trace, None
     known = table.vanishing.get(atom.id)
     if known is None:
         known = table.vanishing[atom.id] = _holds_log_of_zero(table, atom)
+    table.trace = trace
+    if trace is not None:
+        trace.asked(lambda there, ids: may_vanish(there, there.by_id(*ids)), (atom.id,), known)
     return known
 
 

@@ -130,7 +130,7 @@ def delta_of(table: Table, subject: tuple[Factor, ...]):  # type: ignore[no-unty
     """The atom [subject = v] and the positions of the subject; v is its last position."""
     atom, axes = table.define("delta", "eq", (), 1, [Part((0, ONE), subject)], {}, indicator=True)
     if len(subject) == 1 and subject[0].atom.id in table.bounds and subject[0].power == 1:
-        table.subjects[atom.id] = table.bounds[subject[0].atom.id]
+        table.note_subject(atom, table.bounds[subject[0].atom.id])
     return atom, axes
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 
 from graphguard.engine.classes import Stream
 from graphguard.engine.expansion import written_out
@@ -51,10 +51,16 @@ class Place:
 class Localiser:
     def __init__(self, found: Interpretation, sequential: Graph, mesh: Mesh, relator: Relator):
         self.found, self.sequential, self.mesh, self.relator = found, sequential, mesh, relator
-        self._by_key = _index(found.table, found.sequential, parts=True)
-        self._by_key_of_ranks = [_index(found.table, environment) for _, environment in found.streams]
         self._related: dict[tuple[int, Tensor], Tensor | None] = {}
         self._covered: dict[Tensor, bool] = {}
+
+    @cached_property
+    def _by_key(self) -> dict[Hashable, list[tuple[Tensor, Value]]]:
+        return _index(self.found.table, self.found.sequential, parts=True)
+
+    @cached_property
+    def _by_key_of_ranks(self) -> list[dict[Hashable, list[tuple[Tensor, Value]]]]:
+        return [_index(self.found.table, environment) for _, environment in self.found.streams]
 
     def place(self, path: str) -> Place:
         """Where the relation of an output breaks."""

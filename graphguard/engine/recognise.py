@@ -20,10 +20,11 @@ def recognised(table: Table, term: Term) -> Term:
     if not _is_sum(term):
         return term
     if table.recording:
-        table.operands.append(term)
+        table.note_operand(term)
         return term
-    if term.factors[0].atom.id in table.known_operands():
+    if table.is_operand(term.factors[0].atom.id):
         return term
+    table.spoil_trace()  # what is tried depends on all that the sequential program has
     tries = 0
     made_of = leaves(table, term.factors[0].atom.id)
     for known in table.operands:

@@ -47,7 +47,7 @@ def named(table: Table, value: Value) -> Value:
 
 def folded(table: Table, value: Value) -> Value:
     """The same tensor with known sums in place of their members."""
-    if len(value.terms) < 2 or not any(f.atom.id in table.sums for term in value.terms for f in term.factors):
+    if len(value.terms) < 2 or not any(table.sums_with(f.atom.id) for term in value.terms for f in term.factors):
         return value
     terms = _folded(table, list(value.terms))
     if len(terms) == len(value.terms) and not _one_box(terms):
@@ -100,9 +100,7 @@ def _register(table: Table, atom: Atom) -> None:
     """Note the sum under the youngest atom of its lead."""
     lead = _lead(table.definitions[atom.id].operands[0])
     if lead.factors:
-        known = table.sums.setdefault(max(f.atom.id for f in lead.factors), [])
-        if atom not in known:
-            known.append(atom)
+        table.note_sum(max((f.atom for f in lead.factors), key=lambda member: member.id), atom)
 
 
 def _lead(members: Sequence[Product]) -> Product:
@@ -113,7 +111,7 @@ def _lead(members: Sequence[Product]) -> Product:
 def _fold_once(table: Table, terms: list[Term]) -> list[Term] | None:
     for number, term in enumerate(terms):
         for factor in term.factors:
-            for atom in table.sums.get(factor.atom.id, ()):
+            for atom in table.sums_with(factor.atom.id):
                 rest = terms[:number] + terms[number + 1 :]
                 found = _fold_into(table, atom, term, rest)
                 if found is not None:

@@ -9,18 +9,20 @@ product is the filed one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
-from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, skeleton_of
+from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
 from graphguard.engine.lane import equal, varies
 from graphguard.engine.normal import normal
 from graphguard.engine.term import (
     FIRST_ID,
     IDX,
     ONE,
+    SPECIAL,
     Atom,
     Factor,
     Index,
@@ -31,23 +33,95 @@ from graphguard.engine.term import (
     extent,
     mentioned,
 )
+from graphguard.engine.trace import Trace
 
 MOST_FACTORS = 24
 What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
 
 
+class _Noted(dict[int, Any]):
+    """Notes about atoms, by id. What is read is a step of the trace, if there is one."""
+
+    def __init__(self, table: Table, name: str):
+        super().__init__()
+        self._table = table
+        self._ask: Callable[..., Any] = lambda there, ids: dict.get(getattr(there, name), *ids)
+
+    def get(self, key: int, default: Any = None) -> Any:
+        found = super().get(key)
+        if self._table.trace is not None:
+            self._table.trace.asked(self._ask, (key,), found)
+        return default if found is None else found
+
+    def __getitem__(self, key: int) -> Any:
+        return self.get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None  # type: ignore[arg-type]
+
+
+class _Definitions(dict[int, Definition]):
+    """What atoms are. Those made by taking a trace again are put together when someone asks."""
+
+    def __init__(self, table: Table):
+        super().__init__()
+        self._table = table
+        self.structures: dict[int, tuple[int, Pattern, tuple[int, ...]]] = {}  # shape, pattern and atoms of each
+        self.later: dict[int, tuple[Definition, Mapping[int, Atom]]] = {}
+
+    def get(self, key: int, default: Any = None) -> Any:
+        trace = self._table.trace
+        if trace is not None:
+            structure = self.structures.get(key)
+            trace.asked(_structure, (key,), structure and structure[:2])
+            if structure is not None:
+                trace.found(_made_of, (key,), _made_of(self._table, (key,)))
+        if key in self.later:
+            self[key] = _renamed(*self.later.pop(key))
+        return super().get(key, default)
+
+    def __getitem__(self, key: int) -> Definition:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found  # type: ignore[no-any-return]
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None  # type: ignore[arg-type]
+
+
+def _structure(table: Table, ids: tuple[int, ...]) -> Any:
+    found = table.definitions.structures.get(ids[0])
+    return found and found[:2]
+
+
+def _made_of(table: Table, ids: tuple[int, ...]) -> list[Atom]:
+    return [table.by_id(each) for each in table.definitions.structures[ids[0]][2]]
+
+
+def _renamed(definition: Definition, atoms: Mapping[int, Atom]) -> Definition:
+    operands = tuple(
+        tuple(p._replace(factors=tuple(f._replace(atom=atoms[f.atom.id]) for f in p.factors)) for p in operand)
+        for operand in definition.operands
+    )
+    return definition._replace(operands=operands)
+
+
 class Table:
     def __init__(self) -> None:
         self._atoms: dict[tuple[str, Hashable], Atom] = {}
-        self._defined: dict[Hashable, dict[Pattern, Atom]] = {}  # by skeleton, then by pattern
+        self._by_id: dict[int, Atom] = {atom.id: atom for atom in SPECIAL}
+        self._shapes: dict[Hashable, int] = {}
+        self._defined: dict[tuple[int, tuple[int, ...]], dict[Pattern, Atom]] = {}  # by shape and atoms, then by pattern
         self._ids = itertools.count(FIRST_ID)
         self._filed: set[int] = set()  # the sums of the sequential run
         self._filed_products: set[Hashable] = set()  # the atoms that they are sums of products of
-        self.definitions: dict[int, Definition] = {}
-        self.subjects: dict[int, tuple[int, int]] = {}  # the range of what a delta compares, by the delta's atom
-        self.bounds: dict[int, tuple[int, int]] = {}  # the declared range of an integer atom
-        self.sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
-        self.parts: dict[int, tuple[Atom, int]] = {}  # of an input given as a sum: what it is part of, and how many there are
+        self.trace: Trace | None = None  # of the description that is being made
+        self.definitions = _Definitions(self)
+        self.subjects = _Noted(self, "subjects")  # the range of what a delta compares, by the delta's atom
+        self.bounds = _Noted(self, "bounds")  # the declared range of an integer atom
+        self.parts = _Noted(self, "parts")  # of an input given as a sum: what it is part of, and how many there are
+        self._sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
         self.names = itertools.count()
         self.operands: list[Term] = []  # sums that the sequential program passes to functions
         self._operands: frozenset[int] = frozenset()
@@ -65,13 +139,26 @@ class Table:
         known = self._atoms.get((kind, key))
         if known is None:
             known = self._atoms[kind, key] = self._new(kind, **facts)
+        if self.trace is not None:
+            self.trace.fixed(known) if kind == "number" else self.trace.spoil()
         return known
 
     def _new(self, kind: str, **facts: bool) -> Atom:
-        return Atom(next(self._ids), kind, **facts)
+        atom = Atom(next(self._ids), kind, **facts)
+        self._by_id[atom.id] = atom
+        return atom
+
+    def by_id(self, number: int) -> Atom:
+        return self._by_id[number]
 
     def atoms(self) -> Iterable[tuple[tuple[str, Hashable], Atom]]:
+        self.spoil_trace()
         return self._atoms.items()
+
+    def spoil_trace(self) -> None:
+        """What is done now cannot be done again by the trace alone."""
+        if self.trace is not None:
+            self.trace.spoil()
 
     def define(
         self,
@@ -101,18 +188,44 @@ class Table:
     def add(self, what: What, products: Sequence[Product], axes: int, **facts: bool) -> Atom:
         """The atom of products that are numbered already."""
         kind, name, parameters, operands = what
-        skeleton, pattern = skeleton_of(products)
-        atoms = self._defined.setdefault((*what, skeleton), {})
-        if pattern not in atoms:
-            atom = atoms[pattern] = self._new(kind, **facts)
-            grouped = tuple(tuple(p for p in products if p.label[0] == number) for number in range(operands))  # type: ignore[index]
-            self.definitions[atom.id] = Definition(name, parameters, grouped, axes)
-        return atoms[pattern]
+        shape, ids, pattern = shape_of(products)
+        number = self._shapes.setdefault((what, shape), len(self._shapes))
+        known = self._look_up(number, ids)
+        if known and pattern in known:
+            return known[pattern]
+        grouped = tuple(tuple(p for p in products if p.label[0] == each) for each in range(operands))  # type: ignore[index]
+        definition = Definition(name, parameters, grouped, axes)
+
+        def make(shape: int, ids: tuple[int, ...], pattern: Pattern, atoms: Mapping[int, Atom] | None) -> Atom:
+            atom = self._new(kind, **facts)
+            self._defined.setdefault((shape, ids), {})[pattern] = atom
+            self.definitions.structures[atom.id] = shape, pattern, ids
+            if atoms is None:
+                self.definitions[atom.id] = definition
+            else:
+                self.definitions.later[atom.id] = definition, atoms
+            return atom
+
+        atom = make(number, ids, pattern, None)
+        if self.trace is not None:
+            self.trace.added(number, ids, pattern, atom, make)
+        return atom
+
+    def defined(self, shape: int, ids: tuple[int, ...]) -> Mapping[Pattern, Atom] | None:
+        """The atoms of a shape that are made of these atoms, by pattern."""
+        return self._defined.get((shape, ids))
+
+    def _look_up(self, shape: int, ids: tuple[int, ...]) -> Mapping[Pattern, Atom] | None:
+        found = self._defined.get((shape, ids))
+        if self.trace is not None:
+            self.trace.looked_up(shape, ids, found)
+        return found
 
     def _known(self, what: What, orders: Sequence[Abstract]) -> tuple[Atom, tuple[Index, ...]] | None:
         loose: list[tuple[Abstract, Mapping[Pattern, Atom]]] = []
         for found in orders:
-            atoms = self._defined.get((*what, found.skeleton))
+            shape = self._shapes.setdefault((what, found.shape), len(self._shapes))
+            atoms = self._look_up(shape, found.atoms)
             if atoms:
                 exact = atoms.get(found.pattern)
                 if exact is not None:
@@ -125,8 +238,46 @@ class Table:
                     return atom, axes
         return None
 
-    def known_operands(self) -> frozenset[int]:
-        """The atoms of the sums that the sequential program passes to functions."""
+    # ------------------------------------------------------------------ notes about atoms
+    def sums_with(self, atom: int) -> Sequence[Atom]:
+        """The sums that are noted under an atom that occurs in them."""
+        found = self._sums.get(atom, ())
+        if self.trace is not None:
+            self.trace.found(_sums_with, (atom,), found)
+        return found
+
+    def note_sum(self, member: Atom, total: Atom) -> None:
+        known = self._sums.setdefault(member.id, [])
+        if total not in known:
+            known.append(total)
+        if self.trace is not None:
+            self.trace.told(lambda there, atoms: there.note_sum(*atoms), (member, total))
+
+    def note_operand(self, term: Term) -> None:
+        """A sum that the sequential program passes to a function."""
+        self.operands.append(term)
+        if self.trace is not None:
+            self.trace.told(_note_operand, (term.factors[0].atom,), term)
+
+    def note_subject(self, delta: Atom, bounds: tuple[int, int]) -> None:
+        self.subjects[delta.id] = bounds
+        if self.trace is not None:
+            self.trace.told(lambda there, atoms: there.note_subject(atoms[0], bounds), (delta,))
+
+    def note_root(self, atom: Atom) -> None:
+        """The sequential program takes a root of it: where that is defined, it is not negative."""
+        atom.rooted = True
+        if self.trace is not None:
+            self.trace.told(lambda there, atoms: there.note_root(*atoms), (atom,))
+
+    def is_operand(self, atom: int) -> bool:
+        """Whether the sequential program passes this sum to a function."""
+        known = atom in self._known_operands()
+        if self.trace is not None:
+            self.trace.asked(lambda there, ids: ids[0] in there._known_operands(), (atom,), known)
+        return known
+
+    def _known_operands(self) -> frozenset[int]:
         if len(self._operands) != len(self.operands):
             self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
         return self._operands
@@ -134,6 +285,9 @@ class Table:
     def require_defined(self, factors: Iterable[Factor]) -> None:
         """Note what is divided by, or taken a root of: where the sequential program does so, it is defined; what the
         ranks alone do so with is taken to be defined, which a report has to say."""
+        factors = tuple(factors)
+        if self.trace is not None:
+            self.trace.told(_require_defined, tuple(f.atom for f in factors), tuple(f.power for f in factors))
         for factor in factors:
             if factor.atom.positive or (factor.power > 0 and (factor.power.denominator == 1 or factor.atom.nonnegative)):
                 continue
@@ -150,6 +304,7 @@ class Table:
 
     def declare(self, atom: Atom, low: int, high: int) -> None:
         """Note the range of an integer atom; what is known already stays, narrowed."""
+        self.spoil_trace()
         known = self.bounds.get(atom.id, (low, high))
         self.bounds[atom.id] = (max(low, known[0]), min(high, known[1]))
 
@@ -173,10 +328,28 @@ class Table:
             part = Part((0, ONE), inside, bound)
             atom, axes = self.define("sum", "sum", (), 1, [part], term.ranges, **signs(inside))
             if self.recording:
-                self._filed.add(atom.id)
-                self._filed_products.add(_atoms_of(inside))
+                self._file(atom, tuple(f.atom for f in inside), tuple(f.power for f in inside))
             term = self._replaced(term, inside, bound, atom, axes)
         return term
+
+    def _file(self, total: Atom, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...]) -> None:
+        self._filed.add(total.id)
+        self._filed_products.add(_product_key([atom.id for atom in atoms], powers))
+        if self.trace is not None:
+            self.trace.told(lambda there, images: there._file(images[0], images[1:], powers), (total, *atoms))
+
+    def _is_filed(self, total: Atom) -> bool:
+        filed = total.id in self._filed
+        if self.trace is not None:
+            self.trace.asked(lambda there, ids: ids[0] in there._filed, (total.id,), filed)
+        return filed
+
+    def _is_filed_product(self, factors: Sequence[Factor]) -> bool:
+        ids, powers = tuple(f.atom.id for f in factors), tuple(f.power for f in factors)
+        filed = _product_key(ids, powers) in self._filed_products
+        if self.trace is not None:
+            self.trace.asked(lambda there, now: _product_key(now, powers) in there._filed_products, ids, filed)
+        return filed
 
     def _fold(self, term: Term) -> Term:
         summed = term.summed
@@ -197,13 +370,13 @@ class Table:
             whole = self._whole_part(term, inside, variable)
             if whole is not None:
                 return whole
-            if _atoms_of(inside) not in self._filed_products:
+            if not self._is_filed_product(inside):
                 continue
             outside = mentioned(f for f in term.factors if variable not in f.variables())
             closed = tuple(sorted(v for v in mentioned(inside) if v in even and v not in outside))
             for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
                 found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], term.ranges)
-                if found is not None and found[0].id in self._filed:
+                if found is not None and self._is_filed(found[0]):
                     return self._replaced(term, inside, bound, *found)
         return None
 
@@ -242,8 +415,20 @@ def _connected(term: Term, start: Variable, pending: set[Variable]) -> tuple[tup
         variables = grown
 
 
-def _atoms_of(factors: Iterable[Factor]) -> Hashable:
-    return tuple(sorted((f.atom.id, f.power) for f in factors))
+def _product_key(ids: Iterable[int], powers: Iterable[Fraction]) -> Hashable:
+    return tuple(sorted(zip(ids, powers, strict=True)))
+
+
+def _sums_with(table: Table, ids: tuple[int, ...]) -> Sequence[Atom]:
+    return table.sums_with(*ids)
+
+
+def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
+    table.note_operand(term.with_(factors=(term.factors[0]._replace(atom=atoms[0]),)))
+
+
+def _require_defined(table: Table, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...]) -> None:
+    table.require_defined(Factor(atom, (), power) for atom, power in zip(atoms, powers, strict=True))
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:

@@ -46,6 +46,7 @@ IMPULSE = Atom(1, "impulse", indicator=True)  # 1 at 0, else 0
 STEP = Atom(2, "step", indicator=True)  # 1 above 0, else 0
 WINDOW = Atom(4, "window", indicator=True)  # a step that says where a piece lies: it becomes a box or a range where it can
 DIMS = Atom(3, "dims", positive=True)  # 1 everywhere: names the order of dims in a definition
+SPECIAL = (IDX, IMPULSE, STEP, WINDOW, DIMS)
 FIRST_ID = 8  # of the atoms of a table
 
 
