@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import Any, overload
 
 from graphguard.errors import GraphGuardError, ProgramError, UsageError
-from graphguard.report import NotVerifiedError, Report
+from graphguard.report import VERSION, NotVerifiedError, Report
 
 VERDICTS = ("verified", "refuted", "unproven")
 _MARK = "__graphguard_expect__"
@@ -29,6 +30,12 @@ class Check:
 
     def __str__(self) -> str:
         return f"{self.file}::{self.name}"
+
+    @property
+    def line(self) -> int | None:
+        """Where it is defined."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return None if code is None else code.co_firstlineno
 
     def run(self) -> Any:
         """What the check returns; what it raises becomes one sentence."""
@@ -76,11 +83,17 @@ class Outcome:
         return 3 if self.report.verdict == "unproven" else 1
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it. A check that could not run has an error instead of a verdict."""
-        head = {"name": self.check.name, "file": self.check.file, "expect": self.check.expect}
+        """As JSON has it. A check that could not run has an error instead of a verdict, and nothing in its report."""
+        check = self.check
+        head = {"name": check.name, "file": check.file, "line": check.line, "expect": check.expect}
         if self.report is None:
-            return {**head, "verdict": None, "error": str(self.error)}
+            return {**head, **Report("").to_plain(), "verdict": None, "error": str(self.error)}
         return {**head, **self.report.to_plain(), "error": None}
+
+
+def to_plain(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    """The JSON of all checks, of which the other formats are projections."""
+    return {"version": VERSION, "checks": [outcome.to_plain() for outcome in outcomes]}
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:

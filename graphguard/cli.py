@@ -6,8 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,13 +24,20 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 lemmas = typer.Typer(no_args_is_help=True, help="The rules that the prover has for operators.")
 app.add_typer(lemmas, name="lemmas")
-_COLOURS = {"verified": "green", "refuted": "red", "unproven": "yellow"}
+_INTERRUPTED = 130  # as shells have it for Ctrl-C
 
 
 class VerifyFormat(StrEnum):
     full = "full"
     concise = "concise"
     json = "json"
+    junit = "junit"
+    github = "github"
+    sarif = "sarif"
+
+    @property
+    def is_text(self) -> bool:
+        return self in (VerifyFormat.full, VerifyFormat.concise)
 
 
 class CaptureFormat(StrEnum):
@@ -88,31 +94,127 @@ def capture(
 def verify(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, folders, or FILE.py::CHECK.")],
     output_format: Annotated[VerifyFormat, typer.Option(help="How to print the reports.")] = VerifyFormat.full,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Write the reports to FILE.")] = None,
+    html: Annotated[str | None, typer.Option(metavar="DIR", help="Write a page per check, and an index, to DIR.")] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", metavar="N", help="Run checks in N processes.")] = 1,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only checks whose verdict is not the expected one.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
-    is unproven."""
-    from graphguard.checks import exit_code, find_all_checks
+    is unproven, 130 after Ctrl-C."""
     from graphguard.errors import UsageError
 
     if quiet and verbose:
         raise UsageError("give -q or -v, not both")
-    outcomes = []
-    with _progress_shown():
-        for check in find_all_checks(paths):
-            outcome = check.outcome()
-            outcomes.append(outcome)
-            _clear_progress()
-            if outcome.error is not None:
-                _print_error(outcome.error, f"{check}: ")
-            if output_format is not VerifyFormat.json and not (quiet and outcome.as_expected):
-                _show(outcome, output_format, verbose)
-    if output_format is VerifyFormat.json:
-        print(json.dumps({"version": 1, "checks": [outcome.to_plain() for outcome in outcomes]}, indent=2))
-    elif not quiet:
-        print(_summary(outcomes))
-    raise typer.Exit(exit_code(outcomes))
+    if jobs < 1:
+        raise UsageError(f"-j {jobs}: write how many processes run checks, from 1 on")
+    raise typer.Exit(_Verification(output_format, output, html, jobs, quiet, verbose).run(paths))
+
+
+class _Verification:
+    """One run of `graphguard verify`: text is printed as the outcomes come, other formats at the end."""
+
+    def __init__(
+        self, output_format: VerifyFormat, output: str | None, html: str | None, jobs: int, quiet: bool, verbose: bool
+    ):
+        self.format, self.output, self.html, self.jobs, self.quiet, self.verbose = (
+            output_format, output, html, jobs, quiet, verbose,
+        )  # fmt: skip
+        self.outcomes: list[Outcome] = []
+        self.written: list[str] = []  # lines of text that go to a file
+
+    def run(self, paths: list[str]) -> int:
+        from graphguard.checks import exit_code, find_all_checks
+        from graphguard.render.progress import Progress
+        from graphguard.runner import run
+
+        site = self._site()
+        progress = Progress(sys.stderr, 0)
+        try:
+            checks = find_all_checks(paths)
+            progress.total = len(checks)
+            for outcome in run(checks, self.jobs, progress, listing=site is not None):
+                progress.clear()
+                self.outcomes.append(outcome)
+                if site is not None:
+                    site.add(outcome)
+                self._show(outcome)
+            if site is not None:
+                site.finish()
+        except KeyboardInterrupt:
+            progress.clear()
+            done = f"{len(self.outcomes)} of {progress.total} checks were done" if progress.total else "no check was begun"
+            print(f"interrupted: {done}{f' ({_counted(self.outcomes)})' if self.outcomes else ''}", file=sys.stderr)
+            return _INTERRUPTED
+        finally:
+            progress.clear()
+        self._finish()
+        return exit_code(self.outcomes)
+
+    def _site(self) -> Any:
+        if self.html is None:
+            return None
+        from graphguard.render.html import Site
+
+        return Site(self.html)
+
+    def _show(self, outcome: Outcome) -> None:
+        from graphguard.render.terminal import Look, concise_lines, outcome_lines
+
+        if outcome.error is not None:
+            _print_error(outcome.error, f"{outcome.check}: ")
+        if self.quiet and outcome.as_expected:
+            return
+        lines_of = outcome_lines if self.format is VerifyFormat.full else concise_lines
+        if self.output is not None:
+            if self.format.is_text:
+                self.written += lines_of(outcome, Look(verbose=self.verbose))
+            lines_of = concise_lines
+        if outcome.report is not None and (self.format.is_text or self.output is not None):
+            _print_lines(lines_of(outcome, Look.of(sys.stdout, self.verbose)))
+
+    def _finish(self) -> None:
+        text = "".join(f"{line}\n" for line in [*self.written, _summary(self.outcomes)])
+        if not self.format.is_text:
+            text = _projected(self.format, self.outcomes)
+        if self.output is not None:
+            from graphguard.render.write import write_text
+
+            write_text(self.output, text)
+        elif not self.format.is_text:
+            print(text, end="")
+        if not self.quiet and (self.format.is_text or self.output is not None):
+            print(_summary(self.outcomes))
+
+
+def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome]) -> str:
+    """The JSON of all checks, or what another format makes of it."""
+    from graphguard.checks import to_plain
+
+    plain = to_plain(outcomes)
+    if output_format is VerifyFormat.junit:
+        from graphguard.render.junit import junit
+
+        return junit(plain)
+    if output_format is VerifyFormat.github:
+        from graphguard.render.github import github
+
+        return github(plain)
+    if output_format is VerifyFormat.sarif:
+        from graphguard.render.sarif import sarif
+
+        plain = sarif(plain)
+    return json.dumps(plain, indent=2) + "\n"
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(metavar="CODE|KIND|LEMMA", help="GG104, race, aten.mm.default, mm.")],
+) -> None:
+    """Print the page of a finding or of a lemma."""
+    from graphguard.pages import explain as page_of
+
+    print(page_of(name))
 
 
 @lemmas.command("ls")
@@ -124,6 +226,19 @@ def list_lemmas() -> None:
         ("operator", "kind", "definition", "conditions"),
         [(row.operator, row.kind, row.definition, _joined(row.conditions)) for row in rows()],
     )
+
+
+@app.command()
+def mutate(
+    target: Annotated[str, typer.Argument(metavar="FILE.py::CHECK", help="A check that verifies.")],
+    count: Annotated[int, typer.Option("-n", help="How many mutants.")] = 200,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same mutants.")] = 0,
+) -> None:
+    """Put faults into the ranks of a check that verifies, and show which of them it catches. Exits with 1 if a program that
+    computes something else is verified."""
+    from graphguard.mutate.command import mutate as run_mutants
+
+    raise typer.Exit(run_mutants(target, _job(target), count, seed))
 
 
 @app.command()
@@ -165,36 +280,23 @@ def _job(target: str) -> Job:
 
 
 # ---------------------------------------------------------------------- printing
-def _show(outcome: Outcome, output_format: VerifyFormat, verbose: bool) -> None:
-    report, expect = outcome.report, outcome.check.expect
-    if report is None:
-        return
-    aside = f" (expected {expect})" if not outcome.as_expected else " (as expected)" if expect != "verified" else ""
-    print(f"{_coloured(report.verdict)}{aside}: {outcome.check}")
-    if output_format is VerifyFormat.full:
-        lines = report.lines(verbose)
-    else:
-        lines = [str(finding) for finding in report.findings[:1]] or str(report.relation).splitlines()
+def _print_lines(lines: Sequence[str]) -> None:
     for line in lines:
-        print(f"  {line}")
+        print(line)
     sys.stdout.flush()
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
+    unexpected = sum(not outcome.as_expected for outcome in outcomes)
+    return f"{_counted(outcomes)}; {'all as expected' if not unexpected else f'{unexpected} not as expected'}"
+
+
+def _counted(outcomes: Sequence[Outcome]) -> str:
     from graphguard.checks import VERDICTS
 
     counts = Counter("error" if outcome.report is None else outcome.report.verdict for outcome in outcomes)
-    unexpected = sum(not outcome.as_expected for outcome in outcomes)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    if counts["error"]:
-        said += f"{', ' if said else ''}{counts['error']} that could not run"
-    return f"{said}; {'all as expected' if not unexpected else f'{unexpected} not as expected'}"
-
-
-def _coloured(verdict: str) -> str:
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return verdict
-    return typer.style(verdict, fg=_COLOURS[verdict], bold=True)
+    said = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+    return ", ".join(said + ([f"{counts['error']} that could not run"] if counts["error"] else []))
 
 
 def _print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -205,21 +307,6 @@ def _print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _joined(conditions: str | Sequence[str] | None) -> str:
     return conditions if isinstance(conditions, str) else "; ".join(map(str, conditions or ()))
-
-
-@contextmanager
-def _progress_shown() -> Iterator[None]:
-    """Progress on stderr while checks run. Torch is loaded for it, which any check needs."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from graphguard.api import showing
-
-    try:
-        with showing(_progress):
-            yield
-    finally:
-        _clear_progress()
 
 
 def _progress(title: str, done: int, total: int) -> None:
@@ -245,6 +332,9 @@ def main(args: list[str] | None = None) -> Any:
     except GraphGuardError as error:
         _clear_progress()
         _print_error(error)
+        sys.exit(2)
+    except BrokenPipeError:  # whoever read the results went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(2)
     except Exception as error:
         print(f"error: {type(error).__name__} in GraphGuard itself: {error}; please report it", file=sys.stderr)

@@ -37,9 +37,10 @@ def unknown(node: Node) -> tuple[str, str]:
 
 
 def listed(name: str, ranks: tuple[int, ...], graph: Graph, relate: Relate = unknown) -> Program:
-    """All operations but waits, which have no result."""
+    """The inputs, and all operations but waits, which have no result. Inputs have numbers below 0."""
     operations = []
-    for number, node in enumerate(graph.nodes):
+    inputs = [Node("input", (name,), {}, (value,)) for name, value in graph.inputs.items()]
+    for number, node in enumerate([*inputs, *graph.nodes], -len(inputs)):
         if node.op != "dist.wait":
             text = str(node).split("  # ", 1)[0] if node.source else str(node)
             state, relation = relate(node)

@@ -40,9 +40,9 @@ class Page:
 
 PAGES = {
     "collective-mismatch": Page(
-        law="A backend pairs the calls of a group by their order alone. It does not compare what the ranks meant, so a rank "
-        "that calls something else, or the same with another shape, hangs the job, or takes the bytes of one tensor for "
-        "those of another.",
+        law="A backend pairs the calls of a group by their order alone. It does not compare what the ranks meant, so "
+        "a rank that calls something else, or the same with another shape, hangs the job, or takes the bytes of "
+        "one tensor for those of another.",
         example="""
         def seq(x):
             return x.sum()
@@ -57,12 +57,14 @@ PAGES = {
 
         report = gg.verify(seq, par, mesh={"dp": 2}, inputs={"x": gg.Input((8,), Shard(0))})
         """,
-        advice="Look at the two lines of the finding. Collectives below an `if` on the rank are the usual cause: let every rank "
-        "of the group reach the same call, with equal shapes and dtypes, and in the same order on every path.",
+        advice="Look at the two lines of the finding. Collectives below an `if` on the rank are the usual cause: let "
+        "every rank of the group reach the same call, with equal shapes and dtypes, and in the same order on "
+        "every path.",
     ),
     "unmatched-message": Page(
-        law="A message has one sender and one receiver. A receive that nothing is sent to never returns; a send that nobody "
-        "receives blocks when it is large, and when it is small it is taken for the next message with the same tag.",
+        law="A message has one sender and one receiver. A receive that nothing is sent to never returns; a send that "
+        "nobody receives blocks when it is large, and when it is small it is taken for the next message with the "
+        "same tag.",
         example="""
         def seq(x):
             return x * 2
@@ -78,8 +80,8 @@ PAGES = {
         "microbatches on both sides: the first and the last stage often differ by one.",
     ),
     "deadlock": Page(
-        law="A rank that waits does nothing else. Where each rank of a cycle waits for the next before it does what the "
-        "previous one waits for, none of them ever goes on.",
+        law="A rank that waits does nothing else. Where each rank of a cycle waits for the next before it does what "
+        "the previous one waits for, none of them ever goes on.",
         example="""
         def seq(x):
             return x * 2
@@ -92,11 +94,13 @@ PAGES = {
 
         report = gg.verify(seq, par, mesh={"pp": 2}, inputs={"x": gg.Input((8,))})
         """,
-        advice="Let one side send first, or use `dist.batch_isend_irecv`, which starts all messages before it waits for any.",
+        advice="Let one side send first, or use `dist.batch_isend_irecv`, which starts all messages before it waits for "
+        "any.",
     ),
     "race": Page(
-        law="Between the start of asynchronous communication and its wait, the backend may read or write the buffer at any "
-        "moment. What a program reads there is the old value, the new one, or a mixture, and no test run shows which.",
+        law="Between the start of asynchronous communication and its wait, the backend may read or write the buffer "
+        "at any moment. What a program reads there is the old value, the new one, or a mixture, and no test run "
+        "shows which.",
         example="""
         def seq(x):
             return x.sum(0) + 1
@@ -110,12 +114,12 @@ PAGES = {
 
         report = gg.verify(seq, par, mesh={"dp": 2}, inputs={"x": gg.Input((8, 4), Shard(0))})
         """,
-        advice="Wait before the line of the finding. To keep communication and computation side by side, compute something that "
-        "does not touch the buffer, or give the communication a copy.",
+        advice="Wait before the line of the finding. To keep communication and computation side by side, compute "
+        "something that does not touch the buffer, or give the communication a copy.",
     ),
     "strided-buffer": Page(
-        law="A collective moves memory, and torch leaves open what it means for a view with gaps or with transposed dims. "
-        "Some backends refuse it, some copy it, and some send the bytes in the order in which they lie.",
+        law="A collective moves memory, and torch leaves open what it means for a view with gaps or with transposed "
+        "dims. Some backends refuse it, some copy it, and some send the bytes in the order in which they lie.",
         example="""
         def seq(x):
             return x.t()
@@ -130,8 +134,8 @@ PAGES = {
         advice="Call `.contiguous()` on what is sent, and receive into a contiguous tensor that is reshaped afterwards.",
     ),
     "outside-group": Page(
-        law="A group's collectives are for its members. For any other rank torch prints a warning and leaves the tensor as it "
-        "is, so the rank goes on with a value that was never communicated.",
+        law="A group's collectives are for its members. For any other rank torch prints a warning and leaves the "
+        "tensor as it is, so the rank goes on with a value that was never communicated.",
         example="""
         def seq(x):
             return x.sum(0)
@@ -144,13 +148,13 @@ PAGES = {
 
         report = gg.verify(seq, par, mesh={"dp": 4}, inputs={"x": gg.Input((8, 4), Shard(0))})
         """,
-        advice="Let every rank create all groups, as `new_group` needs, and use the one that it is in: `mesh.get_group(axis)` "
-        "gives it.",
+        advice="Let every rank create all groups, as `new_group` needs, and use the one that it is in: "
+        "`mesh.get_group(axis)` gives it.",
     ),
     "relation-lost": Page(
-        law="The proof goes through the sequential program operation by operation: as long as the ranks hold every operand, "
-        "as copies, tiles or summands, they must hold the result. Where they do not, the two programs have parted, or an "
-        "operator is used that the prover cannot see through.",
+        law="The proof goes through the sequential program operation by operation: as long as the ranks hold every "
+        "operand, as copies, tiles or summands, they must hold the result. Where they do not, the two programs "
+        "have parted, or an operator is used that the prover cannot see through.",
         example="""
         @torch.library.custom_op("graphguard_page::scramble", mutates_args=())
         def scramble(x: torch.Tensor) -> torch.Tensor:
@@ -170,14 +174,14 @@ PAGES = {
 
         report = gg.verify(seq, par, mesh={"tp": 2}, inputs={"x": gg.Input((8, 4), Shard(1))})
         """,
-        advice="Compare the two lines. If the programs mean the same, and the report names an operator without a lemma, say what "
-        "it computes: `gg.lemma(operator, definition in torch)`. If it names none, state `outputs=`, or write the line as "
-        "the sequential program does, and see whether the proof comes further.",
+        advice="Compare the two lines. If the programs mean the same, and the report names an operator without a lemma, "
+        "say what it computes: `gg.lemma(operator, definition in torch)`. If it names none, state `outputs=`, or "
+        "write the line as the sequential program does, and see whether the proof comes further.",
     ),
     "unexplained-output": Page(
-        law="Whoever uses the output of a distributed program must know what each rank has. Equal copies, tiles and summands "
-        "can be put together by slices, concats and a sum; any other value is wrong on that rank, even if another rank is "
-        "right.",
+        law="Whoever uses the output of a distributed program must know what each rank has. Equal copies, tiles and "
+        "summands can be put together by slices, concats and a sum; any other value is wrong on that rank, even "
+        "if another rank is right.",
         example="""
         def seq(x, w):
             return torch.relu(x @ w)
@@ -191,14 +195,13 @@ PAGES = {
             seq, par, mesh={"tp": 2}, inputs={"x": gg.Input((4, 8), Shard(1)), "w": gg.Input((8, 4), Shard(0))}
         )
         """,
-        advice="Go to the distributed line: it is the first whose result has no relation to the sequential program, though its "
-        "operands have one. A reduction that comes too late or twice, a wrong divisor and an offset that forgets the rank "
-        "are the usual causes.",
+        advice="Go to the distributed line: it is the first whose result has no relation to the sequential program, "
+        "though its operands have one. A reduction that comes too late or twice, a wrong divisor and an offset "
+        "that forgets the rank are the usual causes.",
     ),
     "scaled-copies": Page(
-        law="A sum over ranks is a relation only of true parts, such as the products over each rank's columns. Copies of y/N "
-        "add up to y as well, but each rank goes on with y/N: a mean was taken where a sum was meant, or a loss was "
-        "divided once too often.",
+        law="The products over each rank's columns are true parts: each rank has what the others lack. Copies of y/N add up to y "
+        "as well, but each rank goes on with y/N: a mean was taken where a sum was meant, or a loss was divided once too often.",
         example="""
         def seq(x, w):
             return x @ w
@@ -215,8 +218,8 @@ PAGES = {
         advice="Take the division out, or reduce with a mean only where each rank's value is itself a whole mean.",
     ),
     "missing-output": Page(
-        law="What the sequential program returns must be somewhere. An output that no rank returns was not computed, or it is "
-        "returned under another name.",
+        law="What the sequential program returns must be somewhere. An output that no rank returns was not computed, "
+        "or it is returned under another name.",
         example="""
         def seq(x):
             return {"loss": x.sum(), "count": x.abs().sum()}
@@ -228,12 +231,12 @@ PAGES = {
 
         report = gg.verify(seq, par, mesh={"dp": 2}, inputs={"x": gg.Input((8,), Shard(0))})
         """,
-        advice="Return it from the ranks that have it, under the same key. A parameter without a gradient on every rank shows up "
-        "so too.",
+        advice="Return it from the ranks that have it, under the same key. A parameter without a gradient on every rank "
+        "shows up so too.",
     ),
     "unexpected-relation": Page(
-        law="`outputs=` says how the users of an output read it. A tile that is read as the whole, or a summand that is read "
-        "as the sum, is a wrong number, though nothing before it is wrong.",
+        law="`outputs=` says how the users of an output read it. A tile that is read as the whole, or a summand that "
+        "is read as the sum, is a wrong number, though nothing before it is wrong.",
         example="""
         def seq(x, a, b):
             return torch.relu(x @ a) @ b
@@ -246,8 +249,8 @@ PAGES = {
             inputs={"x": gg.Input((4, 8)), "a": gg.Input((8, 8), Shard(1)), "b": gg.Input((8, 4), Shard(0))},
         )
         """,
-        advice="Add the missing communication (an all-reduce for a sum, a gather for tiles), or state the relation that you "
-        "want.",
+        advice="Add the missing communication (an all-reduce for a sum, a gather for tiles), or state the relation that "
+        "you want.",
     ),
 }  # fmt: skip
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from graphguard.counterexample import Counterexample
 from graphguard.engine.proof import Proof, Relation
 from graphguard.errors import GraphGuardError
 from graphguard.findings import Finding
+from graphguard.listing import Program
 
-_SHOWN_RELATIONS, _SHOWN_FINDINGS = 20, 5  # of a text that is not verbose
+VERSION = 1  # of the JSON; docs/report-schema.json has its schema
 
 
 class NotVerifiedError(GraphGuardError):
@@ -50,21 +53,25 @@ class Report:
     verdict: "verified", "refuted" or "unproven".
     relation: how each output is rebuilt from the ranks' outputs, for those where that was proved.
     findings: what is wrong, or where the proof stopped, the most telling first.
-    counterexample: inputs on which the programs differ; None as long as nothing is executed.
+    counterexample: inputs on which the programs differ, executed; None if none was seen.
+    conjecture: by output without a proof, the relation that the numbers suggest.
     assumptions: what the verdict takes for granted.
     notes: what is no fault but worth a look, such as an output that is a sum over the ranks.
     opaque: operators that the proof met and knows no lemma for.
-    stats: `ops`, `ranks`, and `seconds` for `capture`, `proof` and `oracle`.
+    stats: `ops`, `ranks`, `seconds` for `capture`, `proof` and `oracle`, and what the oracle did.
     """
 
     verdict: str
     relation: OutputRelation = field(default_factory=OutputRelation)
     findings: list[Finding] = field(default_factory=list)
-    counterexample: Any = None
+    counterexample: Counterexample | None = None
+    conjecture: dict[str, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     opaque: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    make_listing: Callable[[], list[Program]] | None = field(default=None, repr=False, compare=False)
+    programs: list[Program] | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def of_findings(findings: Sequence[Finding], assumptions: Sequence[str]) -> Report:
@@ -80,6 +87,7 @@ class Report:
             assumptions=list(dict.fromkeys((*assumptions, *proof.assumptions))),
             notes=[f"{path}: {relation.note}" for path, relation in proof.relations.items() if relation.note],
             opaque=list(proof.opaque),
+            make_listing=proof.listing,
         )
 
     @property
@@ -96,7 +104,8 @@ class Report:
             "verdict": self.verdict,
             "relation": self.relation.to_plain(),
             "findings": [finding.to_plain() for finding in self.findings],
-            "counterexample": self.counterexample,
+            "counterexample": None if self.counterexample is None else self.counterexample.to_plain(),
+            "conjecture": self.conjecture,
             "assumptions": self.assumptions,
             "notes": self.notes,
             "opaque": self.opaque,
@@ -104,29 +113,50 @@ class Report:
         }
 
     def to_json(self) -> str:
-        return json.dumps({"version": 1, **self.to_plain()}, indent=2)
+        return json.dumps({"version": VERSION, **self.to_plain()}, indent=2)
+
+    def to_sarif(self) -> str:
+        """SARIF 2.1.0, with a result per finding."""
+        from graphguard.render.sarif import sarif
+
+        return json.dumps(sarif(self._as_one_check()), indent=2)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page that needs no network: the verdict, the operations of both programs, pictures, the counterexample."""
+        from graphguard.render.html import page
+        from graphguard.render.write import write_text
+
+        write_text(path, page(self))
+
+    def _repr_html_(self) -> str:
+        from graphguard.render.html import fragment
+
+        return fragment(self)
+
+    def _as_one_check(self) -> dict[str, Any]:
+        check = {"name": "verify", "file": None, "line": None, "expect": "verified", **self.to_plain(), "error": None}
+        return {"version": VERSION, "checks": [check]}
+
+    @property
+    def listing(self) -> list[Program]:
+        """The operations of both programs, with the relation at each one; worked out when it is first asked for."""
+        if self.programs is None:
+            self.programs = self.make_listing() if self.make_listing is not None else []
+            self.make_listing = None  # it holds on to all descriptions
+        return self.programs
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "make_listing": None}
 
     def lines(self, verbose: bool = False) -> list[str]:
         """What the verdict rests on, as text."""
-        relations = [[_relation_line(relation, verbose)] for relation in self.relation.values()]
-        findings = [_finding_lines(finding, verbose) for finding in self.findings]
-        return [
-            *_first(relations, len(relations) if verbose else _SHOWN_RELATIONS, "outputs"),
-            *_first(findings, len(findings) if verbose else _SHOWN_FINDINGS, "findings"),
-            *(f"no lemma for {operator}" for operator in self.opaque),
-            *(f"note: {text}" for text in self.notes),
-            *(f"assumed: {text}" for text in self.assumptions),
-            *self._stats_line(),
-        ]
+        from graphguard.render.terminal import Look, report_lines, shown
 
-    def _stats_line(self) -> list[str]:
-        if not self.stats:
-            return []
-        seconds = ", ".join(f"{name} {value:.2f} s" for name, value in self.stats["seconds"].items() if value is not None)
-        return [f"{_count(self.stats['ops'], 'operation')} on {_count(self.stats['ranks'], 'rank')}; {seconds}"]
+        look = Look(verbose=verbose)
+        return shown(report_lines(self, look), look)
 
     def __str__(self) -> str:
-        return "\n".join([self.verdict, *(f"  {line}" for line in self.lines())])
+        return "\n".join([self.verdict, *(f"  {line}".rstrip() for line in self.lines())])
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -135,32 +165,3 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         ranks.setdefault(replace(finding, ranks=()), []).extend(finding.ranks)
     return [replace(finding, ranks=tuple(sorted(set(shown)))) for finding, shown in ranks.items()]
-
-
-def _relation_line(relation: Relation, verbose: bool) -> str:
-    return f"{relation.text}   : {relation.type}" if verbose and relation.type is not None else relation.text
-
-
-def _finding_lines(finding: Finding, verbose: bool) -> list[str]:
-    phase = f" ({finding.phase})" if finding.phase else ""
-    lines = [str(finding)]
-    if finding.sequential is not None:
-        lines.append(f"  sequential   {finding.sequential}{phase}")
-    if finding.distributed is not None:
-        lines.append(f"  distributed  {finding.distributed}{phase}")
-    if finding.repair is not None:
-        lines.append(f"  repair       {finding.repair}")
-    if verbose:
-        others = [source for source in finding.sources if source not in (finding.sequential, finding.distributed)]
-        lines += [f"  also         {source}" for source in others]
-    return lines
-
-
-def _first(items: list[list[str]], limit: int, what: str) -> list[str]:
-    """The lines of the first items, and how many more there are."""
-    lines = [line for item in items[:limit] for line in item]
-    return [*lines, f"... and {len(items) - limit} more {what}"] if len(items) > limit else lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,36 @@ from graphguard.api import verify
 from graphguard.report import Report
 
 
-def assert_refines(sequential: Callable[..., Any], distributed: Callable[..., Any], **options: Any) -> Report:
-    """Fail unless the distributed function is verified to refine the sequential one. Takes the arguments of `gg.verify`."""
+def assert_refines(
+    sequential: Callable[..., Any],
+    distributed: Callable[..., Any],
+    *,
+    record_property: Callable[[str, object], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Fail unless the distributed function is verified to refine the sequential one. Takes the arguments of `gg.verify`.
+
+    The verdict becomes a property of the test, named `graphguard.<distributed function>`, which pytest writes to JUnit XML. The
+    plugin that does so comes with the package; where plugins are not loaded, pass pytest's `record_property` fixture.
+    """
     __tracebackhide__ = True
     report = verify(sequential, distributed, **options)
-    if isinstance(report, Report) and not report.verified:  # where checks are only collected, it is no report
-        raise AssertionError(f"{_name(distributed)} is not verified to refine {_name(sequential)}\n\n{report}")
+    if not isinstance(report, Report):  # where checks are only collected
+        return report
+    _record(record_property, f"graphguard.{_name(distributed)}", report.verdict)
+    if not report.verified:
+        found = f", {report.findings[0].code} {report.findings[0].kind}" if report.findings else ""
+        what = f"{_name(distributed)} is not verified to refine {_name(sequential)}: {report.verdict}{found}"
+        raise AssertionError(f"{what}\n\n{report}")
     return report
+
+
+def _record(record_property: Callable[[str, object], None] | None, name: str, verdict: str) -> None:
+    plugin = sys.modules.get("graphguard.pytest_plugin")
+    if record_property is not None:
+        record_property(name, verdict)
+    elif plugin is not None:
+        plugin.record(name, verdict)
 
 
 def _name(function: Any) -> str:

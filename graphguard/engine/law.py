@@ -11,7 +11,8 @@ from graphguard.ir import Node
 # Operators that keep sums: of one operand (all others whole), and of all operands at once.
 _LINEAR = {
     "mm", "bmm", "matmul", "mul", "div", "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "sum",
-    "mean", "neg", "detach", "alias", "clone", "_to_copy", "unsqueeze", "squeeze", "slice", "select", "split", "dot", "mv", "cat",
+    "mean", "neg", "detach", "alias", "clone", "_to_copy", "unsqueeze", "squeeze", "slice", "select", "split", "dot", "mv",
+    "cat",
     "index_select", "gather", "embedding_dense_backward", "slice_backward", "select_backward", "where", "copy",
     "cumsum", "einsum",
 }  # fmt: skip

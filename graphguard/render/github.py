@@ -1,0 +1,54 @@
+"""The JSON as annotations of GitHub Actions: one per finding of a check whose verdict is not the expected one."""
+
+from __future__ import annotations
+
+from graphguard.render.plain import (
+    Place,
+    Plain,
+    as_expected,
+    counterexample_text,
+    finding_text,
+    home_of,
+    name_of,
+    place_of,
+    surprise,
+)
+
+
+def github(plain: Plain) -> str:
+    lines = [line for check in plain["checks"] for line in _annotations(check)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _annotations(check: Plain) -> list[str]:
+    if check["verdict"] is None:
+        return [_annotation("error", home_of(check), f"{name_of(check)} could not run", check["error"])]
+    if as_expected(check):
+        return []
+    level = "warning" if check["verdict"] == "unproven" else "error"
+    if not check["findings"]:
+        return [_annotation(level, home_of(check), name_of(check), surprise(check))]
+    example = counterexample_text(check)
+    lines = []
+    for finding in check["findings"]:
+        where = place_of(finding["distributed"]) or place_of(finding["sequential"]) or home_of(check)
+        text = f"{name_of(check)} is {check['verdict']}: {finding_text(finding)}"
+        if finding["sequential"]:
+            text += f" The sequential program is at {finding['sequential']}."
+        lines.append(
+            _annotation(level, where, f"{finding['code']} {finding['kind']}", f"{text} {example}" if example else text)
+        )
+    return lines
+
+
+def _annotation(level: str, place: Place | None, title: str, text: str) -> str:
+    where = [] if place is None else [f"file={_property(place.file)}", *([f"line={place.line}"] if place.line else [])]
+    return f"::{level} {','.join([*where, f'title={_property(title)}'])}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,250 @@
+"""Reports as HTML: one page per check that needs no network, an index of several, and a fragment for notebooks.
+
+Everything that comes from a program or a file is escaped. A page runs no script but its own, whose hash its policy names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from functools import cache
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from graphguard.errors import UsageError
+from graphguard.findings import KINDS, Finding
+from graphguard.holding import Holding
+from graphguard.ir import Source
+from graphguard.listing import STATES, Program
+from graphguard.render.excerpt import excerpt
+from graphguard.render.svg import svg
+from graphguard.render.write import write_text
+
+if TYPE_CHECKING:
+    from graphguard.checks import Outcome
+    from graphguard.report import Report
+
+MOST_FINDINGS = 20
+
+
+@cache
+def _asset(name: str) -> str:
+    return (resources.files("graphguard.render") / name).read_text(encoding="utf-8")
+
+
+def page(report: Report, name: str = "", expect: str | None = None) -> str:
+    """The whole report."""
+    title = name or "GraphGuard report"
+    aside = "" if expect in (None, report.verdict) else f" (expected {expect})"
+    head = (
+        f'<header>{_badge(report.verdict)}<h1>{escape(title)}{escape(aside)}</h1><span class="soft">GraphGuard</span></header>'
+    )
+    return _document(f"{report.verdict}: {title}", head + _summary(report) + _operations(report) + _grounds(report))
+
+
+def fragment(report: Report) -> str:
+    """For a notebook: no script, and no operations."""
+    style = f"<style>{_asset('page.css')}</style>"
+    return f'{style}<div class="graphguard">{_badge(report.verdict)}{_summary(report)}{_grounds(report)}</div>'
+
+
+def _document(title: str, body: str) -> str:
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {
+        "title": escape(title),
+        "style": _asset("page.css"),
+        "script_hash": f"'sha256-{digest}'",
+        "script": script,
+        "body": body,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+# ---------------------------------------------------------------------- parts of a page
+def _badge(verdict: str) -> str:
+    return f'<span class="verdict {escape(verdict)}">{escape(verdict)}</span>'
+
+
+def _summary(report: Report) -> str:
+    parts = [_finding(finding) for finding in report.findings[:MOST_FINDINGS]]
+    if len(report.findings) > MOST_FINDINGS:
+        parts.append(f"<p>and {len(report.findings) - MOST_FINDINGS} more findings</p>")
+    found = f"<section><h2>Findings</h2>{''.join(parts)}</section>" if parts else ""
+    return found + _counterexample(report) + _relations(report)
+
+
+def _finding(finding: Finding) -> str:
+    phase = f" ({finding.phase})" if finding.phase else ""
+    sides = [
+        _side(side, source, phase)
+        for side, source in (("sequential", finding.sequential), ("distributed", finding.distributed))
+        if source is not None
+    ]
+    told = (finding.sequential, finding.distributed)
+    sides += [_side("also", source, "") for source in dict.fromkeys(finding.sources) if source not in told]
+    repair = f"<p><b>Repair:</b> {escape(finding.repair)}</p>" if finding.repair else ""
+    pictures = "".join(_holding(holding) for holding in finding.holdings)
+    return (
+        f'<article class="card"><h3>{escape(finding.code)} {escape(finding.kind)}</h3><p>{escape(finding.message)}</p>'
+        f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}'
+        f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div></article>'
+    )
+
+
+def _side(side: str, source: Source, phase: str) -> str:
+    inside = f" in {source.function}" if source.function else ""
+    lines = "".join(
+        f"<span{' class=marked' if line.marked else ''}><b>{'&gt; ' if line.marked else '  '}{line.number}</b>"
+        f"{escape(line.text)}</span>"
+        for line in excerpt(source, around=3)
+    )
+    where = f'<b>{escape(side)}</b> <span class="mono">{escape(str(source))}</span>{escape(inside + phase)}'
+    return f'<div class="side"><p>{where}</p>{f"<pre>{lines}</pre>" if lines else ""}</div>'
+
+
+def _holding(holding: Holding) -> str:
+    said = "is expected as" if holding.role == "expected" else "is"
+    words = f"<b>{escape(holding.name)}</b> {said} <code>{escape(holding.type)}</code> on {escape(str(holding.mesh))}"
+    return f'<figure class="side" style="margin:0"><p>{words}</p>{svg(holding)}</figure>'
+
+
+def _counterexample(report: Report) -> str:
+    example = report.counterexample
+    if example is None:
+        return ""
+    first, *rest = [line.strip().removeprefix("counterexample: ") for line in example.lines()]
+    lines = "".join(f"<p class=mono>{escape(line)}</p>" for line in rest)
+    return f'<section><h2>Counterexample</h2><div class="card"><p><b>{escape(first)}</b></p>{lines}</div></section>'
+
+
+def _relations(report: Report) -> str:
+    rows = [
+        f"<tr><td class=mono>{escape(relation.text)}</td><td class=mono>{escape(relation.type or '')}</td></tr>"
+        for relation in report.relation.values()
+    ]
+    rows += [
+        f"<tr><td class=mono>{escape(text)}</td><td>conjecture, not proved</td></tr>" for text in report.conjecture.values()
+    ]
+    if not rows:
+        return ""
+    return (
+        '<section><h2>Output relations</h2><div class="scroll"><table><tr><th>each output, rebuilt from the ranks</th>'
+        f"<th>held as</th></tr>{''.join(rows)}</table></div></section>"
+    )
+
+
+def _grounds(report: Report) -> str:
+    lists = {"Notes": report.notes, "Assumptions": report.assumptions, "Operators without a lemma": report.opaque}
+    parts = [
+        f"<section><h2>{title}</h2><ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul></section>"
+        for title, texts in lists.items()
+        if texts
+    ]
+    if report.stats:
+        stats = report.stats
+        rows = [("operations", stats["ops"]), ("ranks", stats["ranks"])]
+        rows += [(f"{phase}, seconds", f"{value:.2f}") for phase, value in stats["seconds"].items() if value is not None]
+        cells = "".join(f"<tr><td>{escape(name)}</td><td class=number>{escape(str(value))}</td></tr>" for name, value in rows)
+        parts.append(f'<section><h2>Size and time</h2><table style="width:auto">{cells}</table></section>')
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------------- operations
+def _operations(report: Report) -> str:
+    programs = report.listing
+    if not programs:
+        return ""
+    focus = Focus(report)
+    data = json.dumps([_plain(program, focus) for program in programs], separators=(",", ":"))
+    safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    button = '<button id="to-break">Show the break</button>' if report.findings else ""
+    return (
+        '<section><h2>Operations</h2><p class="soft">Green: the other program has it, as a copy, a tile or a summand. '
+        "Red: it has no such relation. Yellow: no description. Click a rank's operation to see its partner.</p>"
+        '<div class="bar"><input id="search" type="search" placeholder="Search operations, files and relations  ( / )" '
+        'aria-label="Search operations"><label><input id="lost" type="checkbox"> only without a relation</label>'
+        f"{button}</div>"
+        '<div class="panes"><div class="pane" id="sequential"><h3>sequential <span class="count soft"></span></h3>'
+        '<div class="rows" tabindex="0"></div></div>'
+        '<div class="pane" id="distributed"><h3><select id="program" aria-label="Ranks"></select> '
+        '<span class="count soft"></span></h3>'
+        f'<div class="rows" tabindex="0"></div></div></div><script type="application/json" id="data">{safe}</script></section>'
+    )
+
+
+def _plain(program: Program, focus: Focus) -> dict[str, Any]:
+    rows = [
+        [each.number, each.text, str(each.source or ""), int(each.backward), STATES.index(each.state), each.relation]
+        for each in program.operations
+    ]
+    return {"name": program.name, "focus": focus.of(program), "operations": rows}
+
+
+class Focus:
+    """The operation of each program at which the first finding points."""
+
+    def __init__(self, report: Report):
+        self.finding = report.findings[0] if report.findings else None
+
+    def of(self, program: Program) -> int | None:
+        if self.finding is None:
+            return None
+        source = self.finding.distributed if program.ranks else self.finding.sequential
+        if program.ranks and self.finding.ranks and not set(self.finding.ranks) & set(program.ranks):
+            return None
+        backward = None if self.finding.phase is None else self.finding.phase == "backward"
+        here = [each for each in program.operations if source is not None and each.source == source]
+        here = [each for each in here if backward in (None, each.backward)] or here
+        broken = [each.number for each in here if each.state in ("unrelated", "undescribed")]
+        return broken[0] if broken else here[-1].number if here else None
+
+
+# ---------------------------------------------------------------------- several checks
+class Site:
+    """A folder of pages with an index."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.rows: list[str] = []
+        self.names: set[str] = set()
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            raise UsageError(f"--html {folder}: this is a file; give a folder")
+
+    def add(self, outcome: Outcome) -> None:
+        """Write the page of a check. A check that could not run is in the index only."""
+        check, report = outcome.check, outcome.report
+        if report is None:
+            name, why = escape(str(check)), escape(str(outcome.error))
+            cells = f"{_badge('error')}</td><td class=name>{name}</td><td>{why}</td><td class=number>"
+        else:
+            file = self._file(check.name)
+            write_text(os.path.join(self.folder, file), page(report, str(check), check.expect))
+            report.programs = None  # they are large, and on the page
+            reasons = [str(finding) for finding in report.findings[:1]] or [each.text for each in report.relation.values()][:3]
+            aside = "" if outcome.as_expected else f"<br><span class=soft>expected {escape(check.expect)}</span>"
+            seconds = sum(value or 0.0 for value in report.stats.get("seconds", {}).values())
+            cells = (
+                f'{_badge(report.verdict)}{aside}</td><td class=name><a href="{escape(file)}">{escape(str(check))}</a></td>'
+                f"<td>{'<br>'.join(map(escape, reasons))}</td><td class=number>{seconds:.2f}"
+            )
+        self.rows.append(f"<tr><td class=fixed>{cells}</td></tr>")
+
+    def finish(self) -> None:
+        head = '<header><h1>GraphGuard</h1><span class="soft">' + f"{len(self.rows)} checks</span></header>"
+        table = f"<tr><th>verdict</th><th>check</th><th>why</th><th>seconds</th></tr>{''.join(self.rows)}"
+        body = f'{head}<div class="scroll"><table>{table}</table></div>'
+        write_text(os.path.join(self.folder, "index.html"), _document("GraphGuard", body))
+
+    def _file(self, name: str) -> str:
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100].strip(".") or "check"
+        count, chosen = 1, stem
+        while chosen.lower() in self.names or chosen.lower() == "index":
+            count += 1
+            chosen = f"{stem}-{count}"
+        self.names.add(chosen.lower())
+        return f"{chosen}.html"

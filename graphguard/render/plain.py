@@ -1,0 +1,56 @@
+"""What the projections of the JSON share: how a check of it is read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Plain = dict[str, Any]
+
+
+class Place(NamedTuple):
+    file: str
+    line: int | None
+
+
+def place_of(text: str | None) -> Place | None:
+    """`file:line` taken apart."""
+    if text is None:
+        return None
+    file, _, line = text.rpartition(":")
+    return Place(file, int(line)) if file and line.isdigit() else Place(text, None)
+
+
+def name_of(check: Plain) -> str:
+    return f"{check['file']}::{check['name']}" if check["file"] else str(check["name"])
+
+
+def home_of(check: Plain) -> Place | None:
+    """Where the check itself is."""
+    return Place(check["file"], check["line"]) if check["file"] else None
+
+
+def as_expected(check: Plain) -> bool:
+    return check["verdict"] is not None and check["verdict"] == check["expect"]
+
+
+def surprise(check: Plain) -> str:
+    """The verdict of a check that was to have another, in words."""
+    return f"{name_of(check)} is {check['verdict']}, but {check['expect']} is expected"
+
+
+def finding_text(finding: Plain) -> str:
+    """A finding in one paragraph."""
+    repair = f" Repair: {finding['repair']}" if finding["repair"] else ""
+    return f"{finding['message']}. {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}"
+
+
+def counterexample_text(check: Plain) -> str | None:
+    example = check["counterexample"]
+    if example is None:
+        return None
+    element = example["element"]
+    place = ", ".join(map(str, element["index"]))
+    return (
+        f"On rank {element['rank']}, {element['path']}[{place}] is {element['actual']}, "
+        f"where the sequential program has {element['expected']} (seed {example['seed']})."
+    )

@@ -1,0 +1,45 @@
+"""How far a run of checks is: one line on a terminal that is written over. No thread draws it, as programs are forked."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TextIO
+
+_WORDS = {"proof": "proving", "oracle": "executing"}
+_BAR = 12
+
+
+class Progress:
+    """`start`, `phase` and `done` are told; nothing is shown on what is no terminal."""
+
+    def __init__(self, stream: TextIO, total: int):
+        self.stream, self.total, self.finished = stream, total, 0
+        self.shown = stream.isatty()
+        self.running: dict[str, str] = {}
+
+    def start(self, check: str) -> None:
+        self.running[check] = "capturing"
+        self._draw()
+
+    def phase(self, check: str, title: str, done: int, total: int) -> None:
+        """A phase by its name, or a program that was captured, with how many there are."""
+        self.running[check] = f"captured {title} ({done} of {total})" if total else _WORDS.get(title, title)
+        self._draw()
+
+    def done(self, check: str) -> None:
+        self.running.pop(check, None)
+        self.finished += 1
+        self.clear()
+
+    def clear(self) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=self.stream, flush=True)
+
+    def _draw(self) -> None:
+        if not self.shown:
+            return
+        full = _BAR * self.finished // max(self.total, 1)
+        running = "   ".join(f"{check}: {phase}" for check, phase in self.running.items())
+        text = f"[{'#' * full}{'.' * (_BAR - full)}] {self.finished}/{self.total}  {running}"
+        width = max(20, shutil.get_terminal_size((80, 24)).columns - 1)
+        print(f"\r\x1b[K{text[:width]}", end="", file=self.stream, flush=True)

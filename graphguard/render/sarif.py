@@ -1,0 +1,99 @@
+"""The JSON as SARIF 2.1.0, for code scanning: a result per finding, in the place of the distributed program.
+
+A finding of a check that expects its verdict is there, and suppressed in source. A check that could not run, or whose verdict
+surprises without a finding, is a notification; the run is then unsuccessful.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from graphguard import __version__
+from graphguard.findings import KINDS
+from graphguard.pages import PAGES
+from graphguard.render.plain import Place, Plain, as_expected, counterexample_text, finding_text, home_of, name_of, place_of
+from graphguard.render.plain import surprise as surprise_text
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LEVELS = {"refuted": "error", "unproven": "warning", "verified": "note"}
+
+
+def sarif(plain: Plain) -> dict[str, Any]:
+    codes = list({finding["code"]: None for check in plain["checks"] for finding in check.get("findings", ())})
+    notifications = [note for check in plain["checks"] for note in _notifications(check)]
+    run = {
+        "tool": {
+            "driver": {
+                "name": "GraphGuard",
+                "semanticVersion": __version__.replace(".dev", "-dev."),
+                "rules": [_rule(code) for code in codes],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": not any(check["verdict"] is None for check in plain["checks"]),
+                "toolExecutionNotifications": notifications,
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "results": [
+            _result(check, finding, codes.index(finding["code"]))
+            for check in plain["checks"]
+            for finding in check.get("findings", ())
+        ],
+    }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _rule(code: str) -> dict[str, Any]:
+    kind = next(kind for kind in KINDS.values() if kind.code == code)
+    page = PAGES.get(kind.name)
+    return {
+        "id": kind.code,
+        "name": kind.name,
+        "shortDescription": {"text": kind.law},
+        "fullDescription": {"text": kind.meaning},
+        "help": {"text": kind.meaning if page is None else f"{page.law}\n\n{page.advice}"},
+        "defaultConfiguration": {"level": "error"},
+    }
+
+
+def _result(check: Plain, finding: Plain, index: int) -> dict[str, Any]:
+    sequential, distributed = place_of(finding["sequential"]), place_of(finding["distributed"])
+    text = f"{name_of(check)}: {finding_text(finding)}"
+    example = counterexample_text(check)
+    result: dict[str, Any] = {
+        "ruleId": finding["code"],
+        "ruleIndex": index,
+        "level": _LEVELS[check["verdict"]],
+        "message": {"text": text if example is None else f"{text} {example}"},
+        "locations": [_location(place) for place in (distributed or sequential or home_of(check),) if place is not None],
+        "properties": {"check": name_of(check), "verdict": check["verdict"], "phase": finding["phase"]},
+    }
+    others = [place_of(source) for source in finding["sources"]]
+    flow = [place for place in dict.fromkeys([sequential, *reversed(others), distributed]) if place is not None]
+    if sequential is not None and distributed is not None:
+        result["relatedLocations"] = [{**_location(sequential), "message": {"text": "the sequential program"}}]
+    if len(flow) > 1:
+        result["codeFlows"] = [{"threadFlows": [{"locations": [{"location": _location(place)} for place in flow]}]}]
+    if as_expected(check):
+        result["suppressions"] = [{"kind": "inSource", "justification": f"the check expects to be {check['expect']}"}]
+    return result
+
+
+def _notifications(check: Plain) -> list[dict[str, Any]]:
+    if check["verdict"] is None:
+        text = f"{name_of(check)} could not run: {check['error']}"
+    elif not as_expected(check) and not check["findings"]:
+        text = surprise_text(check)
+    else:
+        return []
+    home = home_of(check)
+    return [{"level": "error", "message": {"text": text}, **({"locations": [_location(home)]} if home else {})}]
+
+
+def _location(place: Place) -> dict[str, Any]:
+    region = {"region": {"startLine": place.line}} if place.line else {}
+    uri = quote(place.file.replace("\\", "/"), errors="surrogateescape")
+    return {"physicalLocation": {"artifactLocation": {"uri": f"file://{uri}" if uri.startswith("/") else uri}, **region}}

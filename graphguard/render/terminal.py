@@ -1,0 +1,260 @@
+"""A report as a person reads it on a terminal: the verdict first, then what it rests on, on one screen.
+
+A line is a list of pieces of text, each with a style; plain text is the same without the styles.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from graphguard.findings import KINDS, Finding
+from graphguard.holding import Holding
+from graphguard.ir import Source
+from graphguard.render.excerpt import SourceLine, excerpt
+from graphguard.render.picture import picture
+
+if TYPE_CHECKING:
+    from graphguard.checks import Outcome
+    from graphguard.engine.proof import Relation
+    from graphguard.report import Report
+
+SHOWN_RELATIONS, SHOWN_FINDINGS, SHOWN_HOLDINGS, SHOWN_TEXTS = 12, 4, 2, 6  # of a text that is not verbose
+_STYLES = {
+    "verified": "1;32", "refuted": "1;31", "unproven": "1;33", "error": "1;31", "head": "1", "dim": "2", "mark": "1;36",
+}  # fmt: skip
+_CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "·")
+Line = list["Piece"]
+
+
+class Piece(NamedTuple):
+    text: str
+    style: str = ""
+
+
+class Look(NamedTuple):
+    """How text is shown: with colours, with what width (None for any), with which characters."""
+
+    colours: bool = False
+    width: int | None = None
+    unicode: bool = True
+    verbose: bool = False
+
+    @staticmethod
+    def of(stream: TextIO, verbose: bool = False) -> Look:
+        """As fits a stream: colours and a width are for terminals."""
+        terminal = stream.isatty()
+        unwanted = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        width = max(40, shutil.get_terminal_size((100, 24)).columns) if terminal else None
+        return Look(terminal and not unwanted, width, _can_encode(stream), verbose)
+
+
+def _can_encode(stream: TextIO) -> bool:
+    try:
+        "┌─┐│└┘×…·".encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------- lines to text
+def shown(lines: Iterable[Line], look: Look, indent: str = "") -> list[str]:
+    """The lines as text: no control characters of others, cut or wrapped to the width."""
+    texts: list[str] = []
+    for line in lines:
+        pieces = [Piece(piece.text.translate(_CONTROLS), piece.style) for piece in line]
+        if not look.unicode:
+            pieces = [Piece(piece.text.encode("ascii", "replace").decode(), piece.style) for piece in pieces]
+        texts += _fitted(pieces, look, indent)
+    return texts
+
+
+def _fitted(pieces: Line, look: Look, indent: str) -> list[str]:
+    length = len(indent) + sum(len(piece.text) for piece in pieces)
+    if look.width is None or length <= look.width:
+        return [(indent + "".join(_styled(piece, look) for piece in pieces)).rstrip()]
+    if any(piece.style in ("code", "mark", "box") for piece in pieces):
+        return [indent + _cut(pieces, look.width - len(indent), look)]
+    first, text = pieces[0], "".join(piece.text for piece in pieces[1:])
+    lead = len(first.text) - len(first.text.lstrip())
+    wrapped = textwrap.wrap(
+        first.text.lstrip() + text, look.width - len(indent) - lead, subsequent_indent="  ", break_on_hyphens=False
+    )
+    if first.style and wrapped and wrapped[0].startswith(first.text.strip()):
+        wrapped[0] = _styled(Piece(first.text.strip(), first.style), look) + wrapped[0][len(first.text.strip()) :]
+    return [indent + " " * lead + part for part in wrapped]
+
+
+def _cut(pieces: Line, width: int, look: Look) -> str:
+    text, left = "", width - 1
+    for piece in pieces:
+        text += _styled(Piece(piece.text[:left], piece.style), look)
+        left -= len(piece.text[:left])
+    return text + ("…" if look.unicode else ">")
+
+
+def _styled(piece: Piece, look: Look) -> str:
+    code = _STYLES.get(piece.style)
+    return f"\x1b[{code}m{piece.text}\x1b[0m" if look.colours and code and piece.text else piece.text
+
+
+# ---------------------------------------------------------------------- a check
+def outcome_lines(outcome: Outcome, look: Look) -> list[str]:
+    """The verdict of a check, and its report below it."""
+    report = outcome.report
+    if report is None:
+        return shown([[Piece("error", "error"), Piece(f": {outcome.check}: {outcome.error}")]], look)
+    return shown([head_line(outcome)], look) + shown(report_lines(report, look), look, "  ")
+
+
+def concise_lines(outcome: Outcome, look: Look) -> list[str]:
+    """The verdict of a check, and the first finding or the relations."""
+    report = outcome.report
+    if report is None:
+        return outcome_lines(outcome, look)
+    reasons = [str(finding) for finding in report.findings[:1]] or [each.text for each in report.relation.values()]
+    return shown([head_line(outcome)], look) + shown([[Piece(text)] for text in reasons], look, "  ")
+
+
+def head_line(outcome: Outcome) -> Line:
+    assert outcome.report is not None
+    verdict, expect = outcome.report.verdict, outcome.check.expect
+    aside = f" (expected {expect})" if not outcome.as_expected else " (as expected)" if expect != "verified" else ""
+    return [Piece(verdict, verdict), Piece(f"{aside}: {outcome.check}")]
+
+
+# ---------------------------------------------------------------------- a report
+def report_lines(report: Report, look: Look) -> list[Line]:
+    """What the verdict rests on."""
+    lines = _relations(list(report.relation.values()), look)
+    if report.findings:
+        lines += _findings(report.findings, look)
+    if report.counterexample is not None:
+        lines += [[], *([Piece(text)] for text in report.counterexample.lines())]
+    lines += _open_ends(report)
+    if report.findings and lines[-1]:
+        lines.append([])
+    lines += _texts("note: ", report.notes, look)
+    lines += _texts("assumed: ", report.assumptions, look)
+    return lines + _stats(report)
+
+
+def _relations(relations: Sequence[Relation], look: Look) -> list[Line]:
+    most = len(relations) if look.verbose else SHOWN_RELATIONS
+    lines = [[Piece(relation.text), *_type(relation, look)] for relation in relations[:most]]
+    return lines + _and_more(len(relations) - most, "outputs; -v shows all")
+
+
+def _type(relation: Relation, look: Look) -> Line:
+    return [Piece(f"   : {relation.type}", "dim")] if look.verbose and relation.type is not None else []
+
+
+def _findings(findings: Sequence[Finding], look: Look) -> list[Line]:
+    first, *others = findings
+    lines = _in_full(first, look)
+    if look.verbose:
+        return lines + [line for finding in others for line in [[], *_in_full(finding, look)]]
+    if others:
+        lines += [[], [Piece(f"and {'another finding' if len(others) == 1 else f'{len(others)} other findings'}", "head")]]
+    for finding in others[: SHOWN_FINDINGS - 1]:
+        where = finding.distributed or finding.sequential
+        lines.append([Piece(f"  {finding}"), *([Piece(f"   {where}", "dim")] if where else [])])
+    return lines + _and_more(len(others) - SHOWN_FINDINGS + 1, "findings; -v shows all", "  ")
+
+
+def _in_full(finding: Finding, look: Look) -> list[Line]:
+    lines: list[Line] = [
+        [Piece(f"{finding.code} {finding.kind}", "head"), Piece(f": {finding.message}")],
+        [Piece("law: ", "dim"), Piece(finding.law or KINDS[finding.kind].law)],
+    ]
+    if finding.repair is not None:
+        lines.append([Piece("repair: ", "head"), Piece(finding.repair)])
+    lines += [[], *_places(finding, look)]
+    holdings = finding.holdings if look.verbose else finding.holdings[:SHOWN_HOLDINGS]
+    if holdings:
+        lines += [[]] + [line for holding in holdings for line in _holding(holding, look)]
+    return lines
+
+
+def _places(finding: Finding, look: Look) -> list[Line]:
+    phase = f" ({finding.phase})" if finding.phase else ""
+    if finding.sequential is not None and finding.sequential == finding.distributed:
+        lines = _place("both", finding.sequential, phase, look)
+    else:
+        lines = [
+            line
+            for side, source in (("sequential", finding.sequential), ("distributed", finding.distributed))
+            if source is not None
+            for line in _place(side, source, phase, look)
+        ]
+    told = (finding.sequential, finding.distributed)
+    others = list(dict.fromkeys(source for source in finding.sources if source not in told))
+    ranks = _ranks(finding.ranks)
+    if look.verbose or KINDS[finding.kind].of_communication:
+        most = len(others) if look.verbose else 1
+        lines += [line for source in others[:most] for line in _place("also", source, "", look)]
+    return lines + ([[Piece(f"seen on {ranks}")]] if ranks and look.verbose else [])
+
+
+def _place(side: str, source: Source, phase: str, look: Look) -> list[Line]:
+    inside = f" in {source.function}" if source.function and source.function != "<module>" else ""
+    head = [Piece(side.ljust(13), "head"), Piece(f"{source}{inside}{phase}")]
+    return [head, *(_code(line, look) for line in excerpt(source))]
+
+
+def _code(line: SourceLine, look: Look) -> Line:
+    bar = "│" if look.unicode else "|"
+    if line.marked:
+        return [Piece(f" > {line.number:>5} {bar} {line.text}", "mark")]
+    return [Piece(f"   {line.number:>5} {bar} ", "dim"), Piece(line.text, "code")]
+
+
+def _holding(holding: Holding, look: Look) -> list[Line]:
+    said = "is expected as" if holding.role == "expected" else "is"
+    lines: list[Line] = [[Piece(f"{holding.name} ", "head"), Piece(f"{said} {holding.type} on {holding.mesh}")]]
+    return lines + [[Piece(f"   {text}", "box")] for text in picture(holding, look.unicode)]
+
+
+def _open_ends(report: Report) -> list[Line]:
+    """What to do about an open question."""
+    if report.verdict != "unproven":
+        return [[Piece(f"no lemma for {operator}")] for operator in report.opaque]
+    lines: list[Line] = [[Piece(f"conjecture: {text}")] for text in report.conjecture.values()]
+    for operator in report.opaque:
+        name = "::".join(operator.split(".")[:2])
+        lines.append([Piece(f"no lemma for {operator}: "), Piece(f'say what it computes with gg.lemma("{name}", ...)')])
+    code = report.findings[0].code if report.findings else None
+    if code is not None:
+        lines.append([Piece("next: ", "head"), Piece(f"graphguard explain {code} says what to do")])
+    return [[], *lines] if lines else []
+
+
+def _texts(lead: str, texts: Sequence[str], look: Look) -> list[Line]:
+    most = len(texts) if look.verbose else SHOWN_TEXTS
+    what = f"{lead.rstrip(': ').replace('assumed', 'assumption')}s; -v shows all"
+    return [[Piece(lead, "dim"), Piece(text)] for text in texts[:most]] + _and_more(len(texts) - most, what)
+
+
+def _stats(report: Report) -> list[Line]:
+    if not report.stats:
+        return []
+    stats = report.stats
+    seconds = ", ".join(f"{name} {value:.2f} s" for name, value in stats["seconds"].items() if value is not None)
+    return [[Piece(f"{count(stats['ops'], 'operation')} on {count(stats['ranks'], 'rank')}; {seconds}", "dim")]]
+
+
+def _and_more(number: int, what: str, indent: str = "") -> list[Line]:
+    return [[Piece(f"{indent}... and {number} more {what}", "dim")]] if number > 0 else []
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    from graphguard.listing import in_words
+
+    return in_words(ranks) if ranks else ""
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
