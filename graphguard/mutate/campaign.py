@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from graphguard.errors import GraphGuardError
 from graphguard.mutate import table
@@ -24,6 +23,7 @@ from graphguard.mutate.page import page
 from graphguard.mutate.rewrites import REWRITES
 from graphguard.mutate.specimen import Specimen, specimen
 
+Outcomes = tuple[list[Outcome], list[Outcome]]  # of mutants and of rewrites
 LIMIT = 10.0  # seconds for one proof
 
 
@@ -36,20 +36,12 @@ class Share:
     rewrites: int
 
 
-def run(share: Share, seed: int, limit: float = LIMIT) -> tuple[list[Outcome], list[Outcome]]:
-    """The outcomes of mutants and of rewrites."""
-    return tuple(  # type: ignore[return-value]
-        [judged(share.specimen, mutant, limit) for mutant in _drawn(breed(share.specimen, str(seed)), count)]
-        for breed, count in ((mutants_of, share.mutants), (rewrites_of, share.rewrites))
+def run(share: Share, seed: int, limit: float = LIMIT) -> Outcomes:
+    made, name = share.specimen, str(seed)
+    return (
+        [judged(made, mutant, limit) for mutant in mutants_of(made, name).several(share.mutants)],
+        [judged(made, rewrite, limit) for rewrite in rewrites_of(made, name).several(share.rewrites)],
     )
-
-
-def _drawn(breeder: Any, count: int) -> Iterator[Any]:
-    for _ in range(count):
-        mutant = breeder.draw()
-        if mutant is None:
-            return
-        yield mutant
 
 
 def shares(specimens: Sequence[Specimen], mutants: int, rewrites: int) -> list[Share]:
@@ -87,7 +79,7 @@ def specimens_of_cases(folder: str, most_ranks: int, only: str = "") -> Iterator
 
 
 # ---------------------------------------------------------------------- running
-def run_all(work: Sequence[Share], seed: int, limit: float, jobs: int, log: Path | None) -> tuple[list[Outcome], list[Outcome]]:
+def run_all(work: Sequence[Share], seed: int, limit: float, jobs: int, log: Path | None) -> Outcomes:
     mutants: list[Outcome] = []
     rewrites: list[Outcome] = []
     begun = time.time()
@@ -106,9 +98,7 @@ def run_all(work: Sequence[Share], seed: int, limit: float, jobs: int, log: Path
     return mutants, rewrites
 
 
-def _results(
-    work: Sequence[Share], seed: int, limit: float, jobs: int
-) -> Iterator[tuple[Share, tuple[list[Outcome], list[Outcome]]]]:
+def _results(work: Sequence[Share], seed: int, limit: float, jobs: int) -> Iterator[tuple[Share, Outcomes]]:
     if jobs == 1:
         for share in work:
             yield share, run(share, seed, limit)
@@ -123,7 +113,7 @@ def _results(
 _WORK: tuple[Sequence[Share], int, float] = ([], 0, LIMIT)
 
 
-def _run_number(index: int) -> tuple[int, tuple[list[Outcome], list[Outcome]]]:
+def _run_number(index: int) -> tuple[int, Outcomes]:
     import torch
 
     torch.set_num_threads(1)

@@ -88,6 +88,14 @@ class Breeder:
                 return mutant
         return None
 
+    def several(self, count: int) -> Iterator[Mutant]:
+        """So many changes, or as many as are found."""
+        for _ in range(count):
+            mutant = self.draw()
+            if mutant is None:
+                return
+            yield mutant
+
     def _sites(self, change: Change) -> Iterator[tuple[int, int]]:
         seen: set[object] = set()
         for rank in range(len(self.graphs)):

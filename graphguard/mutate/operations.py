@@ -73,7 +73,7 @@ def shift_offset(site: Site) -> str | None:
             diagonal = args[1] if len(args) > 1 else 0
             args = [args[0], diagonal + step]  # type: ignore[operator]
         case "aten.constant_pad_nd.default":
-            front, behind, *others = args[1]  # type: ignore[misc]
+            front, behind, *others = args[1]  # type: ignore[misc, str-unpack]
             if front == behind:
                 return None
             args[1] = (behind, front, *others)

@@ -25,11 +25,12 @@ ranks, and compares two verdicts on each changed program: that of the prover, an
 - A **rewrite** is a change that should not matter.
 - **Running** means: all ranks in lockstep in float64, on {trials} sets of random inputs, each output compared with the
   sequential one under the relation that was proved before the change. The prover is held to the same relation.
-- *Different, not verified*: the fault was not overlooked. *Different, verified*: a false proof; **there must be none**. *Equal,
+- *Caught*: different, and not verified. *UNSOUND*: different, but verified, a false proof; **there must be none**. *Equal,
   verified*: the change did no harm, and the prover sees it. *Equal, unproven*: the prover is too weak, or the numbers do not
   show the difference (a mask of -10000 in place of -20000, a branch that no input took). *Gave up*: equal, but the proof took
-  longer than its limit.
-- *Located*: one of the first two lines that the findings name is the line of the change, or one that uses its result.
+  longer than its limit. *Not equal*: the rewrite itself is wrong.
+- *Located*: one of the first two lines that the findings name is the line of the change, or one that uses its result. Where
+  something is left out and the result is returned as it is, it is the line that makes what is returned.
 
 | | |
 |---|---|

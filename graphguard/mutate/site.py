@@ -164,9 +164,12 @@ class Site:
         return changed
 
     def places(self) -> set[tuple[str, int]]:
-        """The lines that a report should name: that of the node, and of those that use what it gave."""
-        nodes = [self.node, *(user for output in self.node.outputs for user in self.users(output))]
-        return {place(node.source) for node in nodes if node.source is not None}
+        """The lines that a report should name: that of the node, and of those that use what it gave. Of something that is left
+        out the line is gone: if nothing uses the result but the caller, it is the line that makes what is returned."""
+        users = [user for output in self.node.outputs for user in self.users(output)]
+        if not users:
+            users = [node for node in map(self.maker, self.renamed.values()) if node is not None]
+        return {place(node.source) for node in [self.node, *users] if node.source is not None}
 
 
 Change = Callable[[Site], str | None]  # what was done, in words; None where it cannot be done

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphguard.engine.interpret import Interpretation
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import Ranges, interpret, prove
 from graphguard.errors import ReplayError, UsageError
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from graphguard.api import Job
 
 Tensors = dict[str, torch.Tensor]
-_TOLERANCE = 1e-9  # of the largest element; what float64 rounds is far below, what a fault changes far above
+# How near is equal: much nearer than in the oracle, so that a small fault counts. Inputs are moved by about as much as float64
+# rounds; what that does to an output says what rounding may do.
+_NUDGE, _OF_MOVED, _OF_LARGEST = 1e-13, 1e3, 1e-10
 _SCALES = (1.0, 1.0, 3.0, 0.25)  # of the inputs, one for each trial
 TRIALS = len(_SCALES)
 
@@ -34,6 +37,7 @@ class Trial:
 
     local: list[Tensors]
     wanted: Tensors
+    tolerance: dict[str, float]
 
 
 @dataclass
@@ -67,7 +71,7 @@ class Specimen:
                 return f"it does not run: {error}"
             for path, wanted in trial.wanted.items():
                 parts = {rank: outputs[path] for rank, outputs in enumerate(held) if outputs.get(path) is not None}
-                if not _agrees(wanted, parts, self.expected[path], self.mesh):
+                if not _agrees(wanted, parts, self.expected[path], self.mesh, trial.tolerance[path]):
                     return f"{path} differs"
         return None
 
@@ -94,7 +98,8 @@ def specimen(name: str, job: Job) -> Specimen:
     made = Specimen(
         name, captured.sequential, captured.joint, relations, subject.mesh, expected, ranges, proof.seconds
     )  # fmt: skip
-    made.trials = [_trial(made, subject.inputs, seed) for seed in range(TRIALS)]
+    found = interpret(made.sequential, made.joint, made.relations, made.ranges)
+    made.trials = [_trial(made, found, subject.inputs, seed) for seed in range(TRIALS)]
     difference = made.difference(made.joint)
     if difference is not None:
         raise UsageError(f"{name} is verified, but its ranks compute something else ({difference}); please report it")
@@ -108,18 +113,40 @@ def _as_proved(proof: Proof, path: str) -> Expectation:
     return Expectation(relation.text, tuple(placement for _, placement in relation.placements))
 
 
-def _trial(made: Specimen, specs: Mapping[str, Any], seed: int) -> Trial:
-    found = interpret(made.sequential, made.joint, made.relations, made.ranges)
+def _trial(made: Specimen, found: Interpretation, specs: Mapping[str, Any], seed: int) -> Trial:
+    """Inputs in the ranges that the proof assumes."""
     given = random_inputs(found, made.sequential, seed)
     for name, tensor in given.items():
         if tensor.is_floating_point():
             given[name] = _within(tensor * _SCALES[seed], specs.get(name))
-    wanted = run(made.sequential, given, wide=True).outputs()
-    parts = [run(relation, given, wide=True).outputs() for relation in made.relations]
-    return Trial(
-        [{name: tensor for name, tensor in part.items() if tensor is not None} for part in parts],
-        {path: tensor for path, tensor in wanted.items() if tensor is not None},
-    )
+    wanted, moved = _outputs(made.sequential, given), _outputs(made.sequential, _nudged(given, seed))
+    tolerance = {path: _tolerance(tensor, moved[path]) for path, tensor in wanted.items()}
+    return Trial([_outputs(relation, given) for relation in made.relations], wanted, tolerance)
+
+
+def _outputs(graph: Graph, inputs: Tensors) -> Tensors:
+    return {path: tensor for path, tensor in run(graph, inputs, wide=True).outputs().items() if tensor is not None}
+
+
+def _nudged(inputs: Tensors, seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor * (1 + _NUDGE * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in inputs.items()
+    }
+
+
+def _tolerance(whole: torch.Tensor, moved: torch.Tensor) -> float:
+    if not (whole.is_floating_point() or whole.is_complex()):
+        return 0.0
+    return _OF_LARGEST * _largest(whole) + _OF_MOVED * _largest(whole - moved) + 1e-14
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    sizes = tensor.abs()[torch.isfinite(tensor.abs())]
+    return float(sizes.max()) if sizes.numel() else 0.0
 
 
 def _within(tensor: torch.Tensor, spec: Any) -> torch.Tensor:
@@ -133,10 +160,12 @@ def _within(tensor: torch.Tensor, spec: Any) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------------- whether outputs are as their relation says
-def _agrees(wanted: torch.Tensor, parts: Mapping[int, torch.Tensor], expected: Expectation, mesh: Mesh) -> bool:
+def _agrees(
+    wanted: torch.Tensor, parts: Mapping[int, torch.Tensor], expected: Expectation, mesh: Mesh, tolerance: float
+) -> bool:
     if expected.graphs is not None:
         return all(
-            graph is not None and _close(run(graph, {FULL: wanted}, wide=True).outputs()[LOCAL], parts[rank], wanted)
+            graph is not None and _close(run(graph, {FULL: wanted}, wide=True).outputs()[LOCAL], parts[rank], tolerance)
             for rank, graph in enumerate(expected.graphs)
             if rank in parts
         )
@@ -151,7 +180,7 @@ def _agrees(wanted: torch.Tensor, parts: Mapping[int, torch.Tensor], expected: E
         if placement.startswith("Partial("):
             held = _reduced(held, axis, sizes[axis], placement[8:-1])
     return all(
-        _close(_tile(wanted, expected.placements, place, sizes), held[place], wanted)
+        _close(_tile(wanted, expected.placements, place, sizes), held[place], tolerance)
         for place in itertools.product(*map(range, sizes))
     )
 
@@ -184,13 +213,10 @@ def _tile(wanted: torch.Tensor, placements: Sequence[str], place: Sequence[int],
     return wanted
 
 
-def _close(want: torch.Tensor | None, have: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Where the sequential program is defined. Its largest element says what rounding may do."""
+def _close(want: torch.Tensor | None, have: torch.Tensor, tolerance: float) -> bool:
+    """Where the sequential program is defined."""
     if want is None or want.shape != have.shape:
         return False
     if not (want.is_floating_point() or want.is_complex()):
         return bool((want == have).all())
-    finite = torch.isfinite(whole)
-    largest = float(whole[finite].abs().max()) if finite.any() else 0.0
-    away = (have - want).abs() <= _TOLERANCE * largest + 1e-12
-    return bool((away | (have == want) | want.isnan()).all())
+    return bool((((have - want).abs() <= tolerance) | (have == want) | want.isnan()).all())

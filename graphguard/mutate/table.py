@@ -8,11 +8,8 @@ from dataclasses import dataclass
 
 from graphguard.mutate.mutant import Outcome
 
-MUTANTS = (
-    "mutation", "mutants", "different, not verified", "different, verified (UNSOUND)", "equal, verified", "equal, unproven",
-    "gave up", "located",
-)  # fmt: skip
-REWRITES = ("rewrite", "programs", "verified", "unproven", "gave up", "not equal (the rewrite is wrong)")
+MUTANTS = ("mutation", "mutants", "caught", "UNSOUND", "equal, verified", "equal, unproven", "gave up", "located")
+REWRITES = ("rewrite", "programs", "verified", "unproven", "gave up", "not equal")
 MOST_REASONS = 12
 
 
