@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ from graphguard.capture.program import FunctionProgram, ModelProgram, call_model
 from graphguard.capture.session import Captured, LocalInputs, Progress, Subject
 from graphguard.capture.session import capture as capture_subject
 from graphguard.errors import GraphGuardError, InternalError, UsageError
-from graphguard.expectation import expectations
+from graphguard.expectation import Expectation, expectations
 from graphguard.ir import Graph
+from graphguard.lemmas.user import by_operator
+from graphguard.listing import without_relations
 from graphguard.parameters import expected_gradients, of_dtensors, parameter_inputs, relations_with
 from graphguard.relation import Input, mesh_of
 from graphguard.report import Report
+from graphguard.verdict import assumptions_of, report_of, unread_inputs
 
 MeshLike = Mapping[str, int] | int
 
@@ -182,10 +186,7 @@ def _run(job: Job) -> Report:
 
 
 def _report(job: Job) -> Report:
-    if job.outputs is not None and not isinstance(job.outputs, Mapping):
-        raise UsageError(f"outputs= is {type(job.outputs).__name__}; write {{path: placement}}")
-    if job.lemmas:
-        raise UsageError("lemmas= is given, which this version does not take yet")
+    _check(job)
     subject = job.subject
     captured = capture_subject(subject, progress=_PROGRESS.get())
     if all(value is None for value in captured.sequential.outputs.values()):
@@ -196,18 +197,57 @@ def _report(job: Job) -> Report:
     outputs = {**of_dtensors(captured, subject.mesh), **outputs}
     expected = expectations(outputs, captured, subject.mesh)
     seconds: dict[str, float | None] = {"capture": captured.seconds, "proof": None, "oracle": None}
+    stats: dict[str, Any] = {"ops": 0, "ranks": subject.mesh.size, "seconds": seconds}
     if captured.joint.findings:
         report = Report.of_findings(captured.joint.findings, captured.assumptions)
+        report.make_listing = partial(without_relations, captured.sequential, list(captured.ranks))
     else:
-        from graphguard.engine.prove import prove
-
-        proof = prove(captured.sequential, captured.joint, relations, expected=expected, ranges=_ranges(subject.inputs))
-        report = Report.of_proof(proof, captured.assumptions)
-        seconds["proof"] = proof.seconds
+        report = _decided(job, captured, relations, expected, stats)
     report.notes += _only_of_ranks(captured)
-    operations = sum(len(graph.nodes) for graph in [captured.sequential, *captured.ranks])
-    report.stats = {"ops": operations, "ranks": subject.mesh.size, "seconds": seconds}
+    report.notes += [
+        f"the input {name} is read by neither program"
+        for name in unread_inputs(captured.sequential, captured.ranks, relations)
+        if name in subject.inputs
+    ]
+    stats["ops"] = sum(len(graph.nodes) for graph in [captured.sequential, *captured.ranks])
+    report.stats = stats
     return report
+
+
+def _decided(
+    job: Job, captured: Captured, relations: list[Graph], expected: Mapping[str, Expectation], stats: dict[str, Any]
+) -> Report:
+    """The verdict of a proof and an execution."""
+    from graphguard.engine.prove import prove
+    from graphguard.oracle.judge import judge
+
+    graphs = captured.sequential, captured.joint, relations
+    inputs = job.subject.inputs
+    _tell("proof")
+    proof = prove(*graphs, expected=expected, ranges=_ranges(inputs), lemmas=by_operator(job.lemmas))
+    _tell("oracle")
+    judgement = judge(*graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, proved=proof.relations)
+    stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
+    stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
+    assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])
+    return report_of(proof, judgement, [*assumed, *captured.assumptions])
+
+
+def _tell(phase: str) -> None:
+    """Say which phase begins."""
+    progress = _PROGRESS.get()
+    if progress is not None:
+        progress(phase, 0, 0)
+
+
+def _check(job: Job) -> None:
+    if job.outputs is not None and not isinstance(job.outputs, Mapping):
+        raise UsageError(f"outputs= is {type(job.outputs).__name__}; write {{path: placement}}")
+    by_operator(job.lemmas)
+    if job.trials is not None and (not isinstance(job.trials, int) or isinstance(job.trials, bool) or job.trials < 0):
+        raise UsageError(f"trials= is {job.trials!r}; write how often both programs are executed, 0 for not at all")
+    if not isinstance(job.seed, int) or isinstance(job.seed, bool) or not 0 <= job.seed < 2**62:
+        raise UsageError(f"seed= is {job.seed!r}; write a whole number from 0 on")
 
 
 def _with_parameters(job: Job, captured: Captured) -> tuple[list[Graph], Any]:
@@ -225,13 +265,18 @@ def _with_parameters(job: Job, captured: Captured) -> tuple[list[Graph], Any]:
 
 
 def _ranges(inputs: Mapping[str, Input]) -> dict[str, tuple[int | None, int | None]]:
-    """The stated bounds `low <= v < high` of integer inputs. Those of other inputs are for the oracle only."""
+    """The stated bounds `low <= v < high` of integer inputs, which the proof uses."""
     return {
         name: (_ceiling(spec.low), _ceiling(spec.high))
         for name, spec in inputs.items()
         if not (spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype == torch.bool)
         and (spec.low is not None or spec.high is not None)
     }
+
+
+def _bounds(inputs: Mapping[str, Input]) -> dict[str, tuple[float | None, float | None]]:
+    """The stated bounds of all inputs, between which the oracle draws."""
+    return {name: (spec.low, spec.high) for name, spec in inputs.items()}
 
 
 def _ceiling(bound: float | None) -> int | None:

@@ -100,8 +100,8 @@ def replay(graph: Graph, inputs: Tensors, *, wide: bool = False) -> dict[str, to
     return run(graph, inputs, wide=wide).outputs()
 
 
-def run(graph: Graph, inputs: Tensors, *, wide: bool = False) -> Run:
-    state = Run(graph, inputs, Kernels(wide))
+def run(graph: Graph, inputs: Tensors, *, wide: bool = False, kernels: Kernels | None = None) -> Run:
+    state = Run(graph, inputs, kernels or Kernels(wide))
     with torch.no_grad():
         node = state.advance()
     if node is not None:
@@ -114,8 +114,9 @@ def replay_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False)
     return [state.outputs() for state in run_joint(joint, inputs, wide=wide)]
 
 
-def run_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False) -> list[Run]:
-    states = [Run(graph, given, Kernels(wide)) for graph, given in zip(joint.graphs, inputs, strict=True)]
+def run_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False, kernels: Kernels | None = None) -> list[Run]:
+    kernels = kernels or Kernels(wide)
+    states = [Run(graph, given, kernels) for graph, given in zip(joint.graphs, inputs, strict=True)]
     posted: dict[int, set[int]] = {}
     with torch.no_grad():
         running = list(range(len(states)))

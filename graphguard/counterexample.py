@@ -1,0 +1,132 @@
+"""Inputs on which the two programs differ, as executed: plain data, and a script that shows the difference with torch alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from graphguard.errors import UsageError
+from graphguard.ir import Source
+
+Number = bool | int | float | complex
+
+
+@dataclass(frozen=True)
+class Element:
+    """One number of an output on a rank: what the sequential program has there, and what the rank has.
+
+    index: the place in the rank's own tensor. within: the place in the sequential output, where the rank should hold a tile.
+    reduced: "sum", "avg", "max" or "min" if `actual` is that of the ranks' numbers, because the output is expected to be
+        Partial; None if it is the rank's own.
+    """
+
+    path: str
+    rank: int
+    index: tuple[int, ...]
+    expected: Number
+    actual: Number
+    within: tuple[int, ...] | None = None
+    reduced: str | None = None
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first tensor on the way to the output whose values part.
+
+    operator, sequential: the sequential operation whose result the ranks do not hold, though they hold its operands.
+    distributed, ranks: the operation of the ranks that first makes what the sequential program does not have.
+    expected, actual: one number of each of the two tensors, at the same place; None where their shapes do not fit.
+    """
+
+    operator: str
+    sequential: Source | None
+    distributed: Source | None
+    ranks: tuple[int, ...]
+    expected: float | None
+    actual: float | None
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """seed: of the inputs. shapes: of the sequential inputs. script: what `save` writes."""
+
+    seed: int
+    shapes: dict[str, tuple[int, ...]]
+    element: Element
+    parting: Parting | None
+    script: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a script that needs torch alone, runs both programs on the inputs, and ends in an assert that fails."""
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(self.script)
+        except OSError as error:
+            raise UsageError(f"the counterexample cannot be written to {os.fspath(path)!r}: {error.strerror}") from None
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it; the script is left to `save`."""
+        element, parting = self.element, self.parting
+        plain: dict[str, Any] = {
+            "seed": self.seed,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "element": {
+                "path": element.path,
+                "rank": element.rank,
+                "index": list(element.index),
+                "within": None if element.within is None else list(element.within),
+                "reduced": element.reduced,
+                "expected": _plain(element.expected),
+                "actual": _plain(element.actual),
+            },
+            "parting": None,
+        }
+        if parting is not None:
+            plain["parting"] = {
+                "operator": parting.operator,
+                "sequential": None if parting.sequential is None else str(parting.sequential),
+                "distributed": None if parting.distributed is None else str(parting.distributed),
+                "ranks": list(parting.ranks),
+                "expected": _plain(parting.expected),
+                "actual": _plain(parting.actual),
+            }
+        return plain
+
+    def lines(self) -> list[str]:
+        """For people."""
+        element = self.element
+        place = ", ".join(map(str, element.index))
+        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
+        reduced = "" if element.reduced is None else f" ({_REDUCED[element.reduced]} over the ranks)"
+        name = f"{element.path}[{place}]" if place else element.path
+        lines = [
+            f"counterexample: on rank {element.rank}, {name} is {_shown(element.actual)}{reduced}, "
+            f"where the sequential program has {_shown(element.expected)}",
+            f"  inputs       seed {self.seed}: {shapes}",
+        ]
+        return lines + ([] if self.parting is None else _parting_lines(self.parting))
+
+
+_REDUCED = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum"}
+
+
+def _parting_lines(parting: Parting) -> list[str]:
+    values = ""
+    if parting.expected is not None and parting.actual is not None:
+        values = f": {_shown(parting.expected)} there, {_shown(parting.actual)} on the ranks"
+    places = [str(source) for source in (parting.sequential, parting.distributed) if source is not None]
+    return [f"  first apart  {parting.operator}{values} ({' against '.join(places)})"]
+
+
+def _shown(number: Number) -> str:
+    return f"{number:.7g}" if isinstance(number, float) else str(number)
+
+
+def _plain(number: Number | None) -> Any:
+    """What JSON can hold: it has no complex numbers, and no nan."""
+    if isinstance(number, complex):
+        return [_plain(number.real), _plain(number.imag)]
+    if isinstance(number, float) and (number != number or number in (float("inf"), float("-inf"))):
+        return str(number)
+    return number

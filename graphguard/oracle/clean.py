@@ -1,0 +1,237 @@
+"""Which clean relation, if any, the numbers of an output show: the same one in every trial.
+
+Placements in the order of the ranks come first. Then each rank's tensor, or the sum of several, is sought anywhere in the
+output, transposed or reshaped; together they must cover it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graphguard.engine.relate import Held
+from graphguard.engine.show import relation_of
+from graphguard.oracle.grid import Grid, Placements, Spans, cut
+from graphguard.oracle.reference import Reference, rounding_of
+
+_LEAST_PLACES, _MOST_COMPARED = 64, 4_000_000  # at which a tile is tried; elements that are compared for one tensor
+_MOST_DIMS = 4  # whose orders are tried
+_MOST_CANDIDATES = 4096
+_SHOWN = 4  # ranks in a text
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One output of one trial: the sequential value, and the ranks' tensors by lane of the grid."""
+
+    reference: Reference
+    tensors: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Clean:
+    """A relation that the numbers show."""
+
+    text: str
+    placements: Placements | None = None
+
+
+# ---------------------------------------------------------------------- placements
+def holds(grid: Grid, placements: Placements, samples: Sequence[Sample], patience: float = 1.0) -> bool:
+    """Whether the ranks hold what placements say, in every trial. `patience` multiplies what rounding is allowed."""
+    return all(worst(grid, placements, sample) <= patience for sample in samples)
+
+
+def worst(grid: Grid, placements: Placements, sample: Sample) -> float:
+    """How many times the tolerance the ranks' tensors are away from what placements say."""
+    shape = sample.reference.whole.shape
+    tensors = sample.tensors
+    sums = any(placement.startswith("Partial(") for placement in placements)
+    if sums:
+        reduced = grid.reduced(tensors, placements)
+        if reduced is None:
+            return math.inf
+        tensors = reduced
+    slack = rounding_of(sample.tensors) if sums else 0.0
+    largest = 0.0
+    for lane, tensor in enumerate(tensors):
+        spans = grid.spans(shape, placements, lane)
+        if tuple(tensor.shape) != tuple(high - low for low, high in spans):
+            return math.inf
+        if tensor.numel():
+            part = sample.reference.at(lambda t, spans=spans: cut(t, spans))  # type: ignore[misc]
+            largest = max(largest, float(part.excess(tensor, slack).max()))
+        if largest == math.inf:
+            break
+    return largest
+
+
+def fits(grid: Grid, placements: Placements, sample: Sample) -> bool:
+    """Whether the shapes are those of placements."""
+    shape = sample.reference.whole.shape
+    return all(
+        tuple(tensor.shape) == tuple(high - low for low, high in grid.spans(shape, placements, lane))
+        for lane, tensor in enumerate(sample.tensors)
+    )
+
+
+def are_shares(grid: Grid, placements: Placements, samples: Sequence[Sample]) -> bool:
+    """Whether the summands along some axis are fixed fractions of their sum, which is what copies are, not parts.
+
+    One rank that has all, beside others that have zeros, is a sum of parts of which all but one are empty.
+    """
+    return any(placement == "Partial(sum)" and _shares_along(grid, axis, samples) for axis, placement in enumerate(placements))
+
+
+def _shares_along(grid: Grid, axis: int, samples: Sequence[Sample]) -> bool:
+    if sum(tensor.numel() for sample in samples for tensor in sample.tensors[:1]) < 2:
+        return False  # any number is a multiple of any other
+    seen = False
+    for first in range(len(grid.ranks)):
+        lanes = grid.lanes_along(axis, first)
+        if lanes[0] != first:
+            continue
+        groups = [[sample.tensors[lane] for lane in lanes] for sample in samples]
+        flat = [torch.cat([_flat(group[place]) for group in groups]) for place in range(len(lanes))]
+        total = torch.stack(flat).sum(0)
+        weight = torch.dot(total, total)
+        if not bool(weight > 0):
+            continue
+        shares = [torch.dot(part, total) / weight for part in flat]
+        if any(
+            bool((part - share * total).abs().max() > 1e-7 * total.abs().max())
+            for part, share in zip(flat, shares, strict=True)
+        ):
+            return False
+        if sum(abs(float(share)) > 1e-7 for share in shares) == 1:
+            return False
+        seen = True
+    return seen
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.reshape(-1).to(torch.float64).nan_to_num()
+
+
+def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str) -> tuple[Clean | None, bool]:
+    """The first placements that hold, and whether there were such as hold for shares only."""
+    shape = tuple(samples[0].reference.whole.shape)
+    shares = False
+    for placements in itertools.islice(grid.candidates(shape), _MOST_CANDIDATES):
+        if not fits(grid, placements, samples[0]) or not holds(grid, placements, samples):
+            continue
+        if are_shares(grid, placements, samples):
+            shares = True
+            continue
+        held = Held(grid.mesh, grid.ranks, [])
+        return Clean(relation_of(path, placements, held, (dtype, shape)).text, placements), shares
+    return None, shares
+
+
+# ---------------------------------------------------------------------- tiles anywhere
+def scattered(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
+    """A relation of tiles at any place, in any order of dims, or of sums of the ranks that are such tiles."""
+    for summed in itertools.product(*((False, True) if size > 1 else (False,) for size in grid.mesh.shape)):
+        placements = tuple("Partial(sum)" if chosen else "Replicate" for chosen in summed)
+        reduced = [grid.reduced(sample.tensors, placements) for sample in samples]
+        if None in reduced or are_shares(grid, placements, samples):
+            continue
+        slack = [rounding_of(sample.tensors) if any(summed) else 0.0 for sample in samples]
+        words = _cover([sample.reference for sample in samples], reduced, slack)  # type: ignore[arg-type]
+        if words is not None:
+            axes = [name for name, chosen in zip(grid.mesh.names, summed, strict=True) if chosen]
+            return Clean(_text(path, grid, words, axes))
+    return None
+
+
+def _cover(references: Sequence[Reference], reduced: Sequence[list[torch.Tensor]], slack: Sequence[float]) -> list[str] | None:
+    """For each lane, which part of the output it is; None if one is no part, or if they leave something out."""
+    covered = torch.zeros(references[0].whole.shape, dtype=torch.bool)
+    words = []
+    for lane in range(len(reduced[0])):
+        place = _place(references, [tensors[lane] for tensors in reduced], slack)
+        if place is None:
+            return None
+        marks, text = place
+        covered |= marks
+        words.append(text)
+    return words if bool(covered.all()) else None
+
+
+def _place(
+    references: Sequence[Reference], tensors: Sequence[torch.Tensor], slack: Sequence[float]
+) -> tuple[torch.Tensor, str] | None:
+    """Where in the output a tensor lies: marks on the output, and words that follow its name."""
+    whole, tensor = references[0].whole, tensors[0]
+    marks = torch.zeros(whole.shape, dtype=torch.bool)
+    if tensor.numel() == 0:
+        return marks, "[nothing]"
+    starts = _starts(references[0], tensor, slack[0])
+    for order in _orders(tensor, whole) if starts else ():
+        turned = [t.permute(order) for t in tensors]
+        for spans in _with_room(starts, turned[0].shape, whole.shape):
+            parts = [reference.at(lambda t, spans=spans: cut(t, spans)) for reference in references]  # type: ignore[misc]
+            if all(part.fits(t, s) for part, t, s in zip(parts, turned, slack, strict=True)):
+                cut(marks, spans).fill_(True)
+                return marks, _tile_text(spans, whole.shape, order)
+    flat = [reference.at(lambda t: t.reshape(-1)) for reference in references]
+    turned = [t.reshape(-1) for t in tensors]
+    for spans in _with_room(starts, turned[0].shape, flat[0].whole.shape):
+        parts = [reference.at(lambda t, spans=spans: cut(t, spans)) for reference in flat]  # type: ignore[misc]
+        if all(part.fits(t, s) for part, t, s in zip(parts, turned, slack, strict=True)):
+            cut(marks.reshape(-1), spans).fill_(True)
+            return marks, f".reshape(-1)[{spans[0][0]}:{spans[0][1]}], reshaped"
+    return None
+
+
+def _starts(reference: Reference, tensor: torch.Tensor, slack: float) -> list[int]:
+    """Where the first element of a tensor occurs in the output, row-major."""
+    flat = reference.at(lambda t: t.reshape(-1))
+    near = flat.excess(tensor.reshape(-1)[:1].expand(flat.whole.shape), slack) <= 1
+    most = max(_LEAST_PLACES, _MOST_COMPARED // max(1, tensor.numel()))
+    return [int(place) for place in near.nonzero().reshape(-1)[:most]]
+
+
+def _orders(tensor: torch.Tensor, whole: torch.Tensor) -> Iterator[tuple[int, ...]]:
+    if tensor.dim() != whole.dim():
+        return
+    straight = tuple(range(tensor.dim()))
+    orders = itertools.permutations(straight) if tensor.dim() <= _MOST_DIMS else iter([straight])
+    for order in orders:
+        if all(tensor.shape[old] <= size for old, size in zip(order, whole.shape, strict=True)):
+            yield order
+
+
+def _with_room(starts: Sequence[int], part: Sequence[int], whole: Sequence[int]) -> Iterator[Spans]:
+    """The tiles of a shape that begin at some positions and lie inside."""
+    for start in starts:
+        corner = []
+        for size in reversed(whole):
+            start, place = divmod(start, size)
+            corner.append(place)
+        spans = tuple((place, place + size) for place, size in zip(reversed(corner), part, strict=True))
+        if all(high <= size for (_, high), size in zip(spans, whole, strict=True)):
+            yield spans
+
+
+def _tile_text(spans: Spans, whole: Sequence[int], order: tuple[int, ...]) -> str:
+    text = ""
+    if any(span != (0, size) for span, size in zip(spans, whole, strict=True)):
+        slices = (":" if span == (0, size) else f"{span[0]}:{span[1]}" for span, size in zip(spans, whole, strict=True))
+        text = f"[{', '.join(slices)}]"
+    if order != tuple(range(len(order))):
+        text += f".permute{tuple(sorted(range(len(order)), key=order.__getitem__))}"
+    return text
+
+
+def _text(path: str, grid: Grid, words: Sequence[str], axes: Sequence[str]) -> str:
+    name = f"(sum over {', '.join(axes)} of {{rank}}.{path})" if axes else f"{{rank}}.{path}"
+    if len(set(words)) == 1:
+        return f"{name.format(rank='rank')} = {path}{words[0]}, on every rank"
+    shown = [f"{name.format(rank=f'rank{rank}')} = {path}{text}" for rank, text in zip(grid.ranks, words, strict=True)]
+    return ", ".join(shown[:_SHOWN]) + (", ..." if len(shown) > _SHOWN else "")

@@ -1,0 +1,77 @@
+"""The ranks that return an output, as a grid, and what placements on it make of tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce as fold
+
+import torch
+
+from graphguard.ir import Mesh
+
+Placements = tuple[str, ...]  # one per axis: "Replicate", "Shard(1)", "Partial(sum)"
+Spans = tuple[tuple[int, int], ...]  # by dim, where a tile begins and ends
+_REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    "sum": lambda tensors: fold(torch.add, tensors),
+    "avg": lambda tensors: fold(torch.add, tensors) / len(tensors),
+    "max": lambda tensors: fold(torch.maximum, tensors),
+    "min": lambda tensors: fold(torch.minimum, tensors),
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Some positions of each axis of a mesh. `ranks` are row-major; a lane is a place among them."""
+
+    mesh: Mesh
+    ranks: tuple[int, ...]
+
+    def lanes_along(self, axis: int, lane: int) -> list[int]:
+        """The lanes that differ from one in an axis alone, itself among them."""
+        inner = math.prod(self.mesh.shape[axis + 1 :])
+        size = self.mesh.shape[axis]
+        first = lane - (lane // inner % size) * inner
+        return [first + place * inner for place in range(size)]
+
+    def spans(self, shape: Sequence[int], placements: Placements, lane: int) -> Spans:
+        """The tile of a lane; two axes that shard one dim nest left to right, and pieces are those of torch.chunk."""
+        coordinate = self.mesh.coordinate(lane)
+        spans = [(0, size) for size in shape]
+        for (axis, size), placement in zip(self.mesh.axes, placements, strict=True):
+            if placement.startswith("Shard("):
+                dim = int(placement[6:-1])
+                low, high = spans[dim]
+                step = -(-(high - low) // size)
+                start = min(low + coordinate[axis] * step, high)
+                spans[dim] = (start, min(start + step, high))
+        return tuple(spans)
+
+    def candidates(self, shape: Sequence[int]) -> Iterator[Placements]:
+        """All placements, those without sums first."""
+        choices = ["Replicate", *(f"Shard({dim})" for dim in range(len(shape))), "Partial(sum)"]
+        every = itertools.product(*(choices if size > 1 else ["Replicate"] for size in self.mesh.shape))
+        yield from sorted(every, key=lambda p: (sum(c == "Partial(sum)" for c in p), sum(c != "Replicate" for c in p)))
+
+    def reduced(self, tensors: list[torch.Tensor], placements: Placements) -> list[torch.Tensor] | None:
+        """By lane, the ranks' tensors reduced over the axes that are Partial; None if their shapes do not agree."""
+        for axis, placement in enumerate(placements):
+            if placement.startswith("Partial("):
+                groups = [[tensors[other] for other in self.lanes_along(axis, lane)] for lane in range(len(tensors))]
+                if any(len({tensor.shape for tensor in group}) > 1 for group in groups):
+                    return None
+                tensors = [_REDUCTIONS[placement[8:-1]](group) for group in groups]
+        return tensors
+
+
+def grid_of(mesh: Mesh, ranks: Sequence[int]) -> Grid | None:
+    """The grid that some ranks of a mesh form, if they do."""
+    coordinates = [mesh.coordinate(rank) for rank in ranks]
+    sizes = {name: len({c[name] for c in coordinates}) for name in mesh.names}
+    return Grid(Mesh.of(sizes), tuple(sorted(ranks))) if math.prod(sizes.values()) == len(ranks) else None
+
+
+def cut(tensor: torch.Tensor, spans: Spans) -> torch.Tensor:
+    return tensor[tuple(slice(low, high) for low, high in spans)]

@@ -1,0 +1,185 @@
+"""The numeric judge: runs both programs on random inputs, and says whether the ranks' outputs are what they should be.
+
+It proves nothing. `different` means that concrete numbers were seen that no clean relation, or not the stated one, explains.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphguard.counterexample import Counterexample
+from graphguard.engine.proof import Relation
+from graphguard.errors import ReplayError
+from graphguard.expectation import Expectation
+from graphguard.ir import Graph, Mesh
+from graphguard.joint import Joint
+from graphguard.oracle import draws
+from graphguard.oracle.budget import affordable
+from graphguard.oracle.draws import Ranges, Regime
+from graphguard.oracle.outcome import Outcome, Output
+from graphguard.oracle.parting import parting_of
+from graphguard.oracle.script import script_of
+from graphguard.oracle.trial import Trial, UndefinedError, execute
+
+TRIALS = 3
+_FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
+_NARROWER = (8, 4, 2, 1)  # ranges for integers that index in ways that nothing is known of
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """different: numbers were seen that nothing explains; the first of them is the counterexample.
+
+    kinds: by output that differs, the kind of finding that suits it.
+    conjecture: by output that does not, the relation that the numbers suggest.
+    undecided: outputs of which nothing could be said, and why.
+    contradicted: outputs whose proved relation the numbers do not show.
+    skipped: why nothing was executed.
+    """
+
+    different: bool = False
+    counterexample: Counterexample | None = None
+    conjecture: dict[str, str] = field(default_factory=dict)
+    skipped: str | None = None
+    trials: int = 0
+    seconds: float = 0.0
+    kinds: dict[str, str] = field(default_factory=dict)
+    undecided: dict[str, str] = field(default_factory=dict)
+    contradicted: tuple[str, ...] = ()
+
+
+def judge(
+    sequential: Graph,
+    joint: Joint,
+    relations: Sequence[Graph],
+    expected: Mapping[str, Expectation],
+    ranges: Ranges,
+    *,
+    trials: int | None = None,
+    seed: int = 0,
+    proved: Mapping[str, Relation] | None = None,
+) -> Judgement:
+    """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated."""
+    begun = time.perf_counter()
+    judging = _Judging(sequential, joint, relations, expected, proved or {})
+    if joint.findings:
+        return Judgement(skipped="the ranks' communication does not fit together")
+    if trials == 0:
+        return Judgement(skipped="trials=0 was asked for")
+    count, reason = affordable([sequential, *joint.graphs, *relations], TRIALS if trials is None else trials)
+    if reason is not None:
+        return Judgement(skipped=reason)
+    try:
+        judging.run(draws.with_inferred(sequential, ranges), count, seed)
+        return judging.judgement(begun)
+    except ReplayError as error:
+        return Judgement(skipped=f"it cannot be executed: {error}", seconds=time.perf_counter() - begun)
+    except UndefinedError as error:
+        return Judgement(skipped=f"no inputs were found on which it is defined: {error}", seconds=time.perf_counter() - begun)
+
+
+class _Judging:
+    def __init__(
+        self,
+        sequential: Graph,
+        joint: Joint,
+        relations: Sequence[Graph],
+        expected: Mapping[str, Expectation],
+        proved: Mapping[str, Relation],
+    ):
+        self.sequential, self.joint, self.relations = sequential, joint, relations
+        self.expected, self.proved = expected, proved
+        mesh = joint.graphs[0].mesh
+        self.mesh = mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
+        self.trials: list[Trial] = []
+
+    # ------------------------------------------------------------------ execution
+    def run(self, ranges: Ranges, count: int, seed: int) -> None:
+        for number, regime in enumerate(draws.regimes(count)):
+            self.trials.append(self._trial(ranges, regime, seed + number))
+        for number, regime in enumerate(_FURTHER, count):
+            if all(self._output(path).claimed for path in self._paths()):
+                break
+            self.trials.append(self._trial(ranges, regime, seed + number))
+
+    def _trial(self, ranges: Ranges, regime: Regime, seed: int) -> Trial:
+        tried: list[Ranges] = [ranges]
+        if draws.has_free_integers(self.sequential, ranges):
+            tried += [draws.narrowed(self.sequential, ranges, high) for high in _NARROWER]
+        for number, within in enumerate(tried):
+            drawn = draws.draws_of(self.sequential, within, regime)
+            try:
+                return execute(self.sequential, self.joint, self.relations, drawn, regime, seed)
+            except UndefinedError:
+                if number == len(tried) - 1:
+                    raise
+        raise AssertionError("some range is tried")
+
+    def _paths(self) -> list[str]:
+        """The outputs that some rank returns."""
+        returned = {path for graph in self.joint.graphs for path, value in graph.outputs.items() if value is not None}
+        return [path for path, value in self.sequential.outputs.items() if value is not None and path in returned]
+
+    def _output(self, path: str) -> Output:
+        value = self.sequential.outputs[path]
+        assert value is not None
+        return Output(path, value.dtype, self.mesh, self.trials)
+
+    # ------------------------------------------------------------------ judgement
+    def judgement(self, begun: float) -> Judgement:
+        outcomes: dict[str, Outcome] = {}
+        undecided: dict[str, str] = {}
+        contradicted = []
+        for path in self._paths():
+            output = self._output(path)
+            if not output.claimed:
+                undecided[path] = self._undecided(path)
+            elif path in self.proved:
+                if output.contradicts(self.proved[path].placements, self.expected.get(path)):
+                    contradicted.append(path)
+            else:
+                stated = self.expected.get(path)
+                outcomes[path] = output.free() if stated is None else output.expected(stated)
+        kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
+        return Judgement(
+            different=bool(kinds),
+            counterexample=self._counterexample(self._earliest(kinds)) if kinds else None,
+            conjecture={path: outcome.clean.text for path, outcome in outcomes.items() if outcome.clean is not None},
+            trials=len(self.trials),
+            seconds=time.perf_counter() - begun,
+            kinds=kinds,
+            undecided=undecided,
+            contradicted=tuple(contradicted),
+        )
+
+    def _undecided(self, path: str) -> str:
+        if all(path not in trial.references for trial in self.trials):
+            return "it depends on random numbers"
+        return "the sequential program gives no finite number on the trial inputs"
+
+    def _earliest(self, paths: Iterable[str]) -> str:
+        """The output that the sequential program has first."""
+        places = {value: place for place, node in enumerate(self.sequential.nodes) for value in node.outputs}
+        return min(paths, key=lambda path: places.get(self.sequential.outputs[path], -1))  # type: ignore[arg-type]
+
+    def _counterexample(self, path: str) -> Counterexample:
+        output, stated = self._output(path), self.expected.get(path)
+        trial, element, allowed = output.difference(stated)
+        return Counterexample(
+            trial.seed,
+            {name: value.shape for name, value in self.sequential.inputs.items()},
+            element,
+            parting_of(self.sequential, self.joint, trial, path, element.rank, self.mesh),
+            script_of(
+                self.sequential,
+                self.joint,
+                self.relations,
+                trial,
+                element,
+                allowed,
+                stated=stated,
+                reduced=output.reduction(stated) if element.reduced is not None else None,
+            ),
+        )

@@ -1,0 +1,240 @@
+"""What the trials say of one output: which relation explains it, or which element is wrong."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from graphguard.counterexample import Element, Number
+from graphguard.expectation import FULL, LOCAL, Expectation
+from graphguard.ir import Graph, Mesh
+from graphguard.oracle.clean import Clean, Sample, are_shares, holds, placed, scattered, worst
+from graphguard.oracle.grid import Grid, Placements, cut, grid_of
+from graphguard.oracle.reference import Reference
+from graphguard.oracle.replay import run
+from graphguard.oracle.trial import Trial
+
+_MOST_CANDIDATES = 512
+PATIENCE = 1e3  # with rounding, where a proof is checked: an unsound one is off by far more
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """kind: of the finding that suits, None if the numbers are explained. clean: the relation that they show."""
+
+    kind: str | None = None
+    clean: Clean | None = None
+
+
+class Output:
+    """One output of all trials in which something is claimed of it."""
+
+    def __init__(self, path: str, dtype: str, mesh: Mesh, trials: Sequence[Trial]):
+        self.path, self.dtype, self.mesh = path, dtype, mesh
+        self.trials = [trial for trial in trials if path in trial.references and _claims(trial.references[path])]
+        self.ranks = tuple(trials[0].values(path))
+        self.grid = grid_of(mesh, self.ranks)
+
+    @property
+    def claimed(self) -> bool:
+        return bool(self.trials)
+
+    def samples(self) -> list[Sample]:
+        return [self.sample(trial) for trial in self.trials]
+
+    def sample(self, trial: Trial) -> Sample:
+        return Sample(trial.references[self.path], list(trial.values(self.path).values()))
+
+    # ------------------------------------------------------------------ verdicts
+    def free(self) -> Outcome:
+        """Any clean relation will do."""
+        grid = self.grid or Grid(Mesh.of({"rank": len(self.ranks)}), self.ranks)
+        samples = self.samples()
+        clean, shares = placed(self.path, grid, samples, self.dtype)
+        clean = clean or scattered(self.path, grid, samples)
+        if clean is not None:
+            return Outcome(clean=clean)
+        return Outcome("scaled-copies" if shares else "unexplained-output")
+
+    def expected(self, expectation: Expectation) -> Outcome:
+        """The stated relation must hold."""
+        free = self.free()
+        if self.grid is None:
+            return free
+        if expectation.graphs is not None:
+            agrees = all(self._follows(trial, expectation.graphs) for trial in self.trials)
+        else:
+            placements = self.on_grid(expectation)
+            samples = self.samples()
+            agrees = holds(self.grid, placements, samples)
+            if agrees and are_shares(self.grid, placements, samples):
+                return Outcome("scaled-copies")
+        if agrees:
+            return Outcome(clean=Clean(f"{self.path} is as stated: {expectation.text}"))
+        return Outcome("unexpected-relation" if free.clean else free.kind, free.clean)
+
+    def contradicts(self, placements: Sequence[tuple[str, str]] | None, expectation: Expectation | None) -> bool:
+        """Whether a proved relation is not what the numbers show. Overflow is not counted: proofs are over reals."""
+        if placements is not None and self.grid is not None:
+            names = tuple(placement for _, placement in placements)
+            return any(worst(self.grid, names, _lenient(sample)) > PATIENCE for sample in self.samples())
+        if expectation is not None and expectation.graphs is not None:
+            return any(not self._follows(trial, expectation.graphs, PATIENCE, lenient=True) for trial in self.trials)
+        return False
+
+    def on_grid(self, expectation: Expectation) -> Placements:
+        assert self.grid is not None and expectation.placements is not None
+        return tuple(
+            p if size > 1 else "Replicate" for p, size in zip(expectation.placements, self.grid.mesh.shape, strict=True)
+        )
+
+    def _follows(self, trial: Trial, graphs: Sequence[Graph | None], patience: float = 1.0, lenient: bool = False) -> bool:
+        for rank, tensor in trial.values(self.path).items():
+            local = _local(trial.references[self.path], graphs[rank])
+            local = replace(local, lenient=local.lenient or lenient)
+            if tensor.shape != local.whole.shape or bool((local.excess(tensor) > patience).any()):
+                return False
+        return True
+
+    # ------------------------------------------------------------------ the element that is wrong
+    def reduction(self, expectation: Expectation | None) -> tuple[Grid, Placements] | None:
+        """Over which ranks numbers are reduced before they are compared with what is expected."""
+        if expectation is None or expectation.placements is None or self.grid is None:
+            return None
+        placements = self.on_grid(expectation)
+        return (self.grid, placements) if any(p.startswith("Partial(") for p in placements) else None
+
+    def difference(self, expectation: Expectation | None) -> tuple[Trial, Element, float]:
+        """One number that differs, where it does so most, and how far from it still counts as equal."""
+        if expectation is not None and expectation.graphs is not None:
+            found = [self._against_code(trial, expectation.graphs) for trial in self.trials]
+        elif expectation is not None and self.grid is not None:
+            placements = self.on_grid(expectation)
+            found = [self._against(trial, self.grid, placements) for trial in self.trials]
+        else:
+            found = [self._nearest(trial) for trial in self.trials]
+        for trial, difference in zip(self.trials, found, strict=True):
+            if difference is not None:
+                return trial, *difference
+        return self.trials[0], *self._left_out(self.trials[0])
+
+    def _nearest(self, trial: Trial) -> tuple[Element, float] | None:
+        """Against the placements without sums that fit best; None if one of them holds in this trial."""
+        grid = self.grid or Grid(Mesh.of({"rank": len(self.ranks)}), self.ranks)
+        sample = self.sample(trial)
+        best: tuple[int, Placements] | None = None
+        for placements in itertools.islice(grid.candidates(sample.reference.whole.shape), _MOST_CANDIDATES):
+            if any(placement.startswith("Partial(") for placement in placements):
+                break
+            wrong = _wrong(grid, placements, sample)
+            if wrong == 0:
+                return None
+            if wrong is not None and (best is None or wrong < best[0]):
+                best = wrong, placements
+        return None if best is None else self._against(trial, grid, best[1])
+
+    def _against(self, trial: Trial, grid: Grid, placements: Placements) -> tuple[Element, float] | None:
+        sample = self.sample(trial)
+        tensors = grid.reduced(sample.tensors, placements)
+        if tensors is None:
+            return None
+        reduced = next((p[8:-1] for p in placements if p.startswith("Partial(")), None)
+        for lane, tensor in enumerate(tensors):
+            spans = grid.spans(sample.reference.whole.shape, placements, lane)
+            part = sample.reference.at(lambda t, spans=spans: cut(t, spans))  # type: ignore[misc]
+            found = _largest(part, tensor)
+            if found is not None:
+                index, allowed = found
+                within = tuple(place + low for place, (low, _) in zip(index, spans, strict=True))
+                numbers = _number(part.whole[index]), _number(tensor[index])
+                return Element(self.path, self.ranks[lane], index, *numbers, within, reduced), allowed
+        return None
+
+    def _against_code(self, trial: Trial, graphs: Sequence[Graph | None]) -> tuple[Element, float] | None:
+        for rank, tensor in trial.values(self.path).items():
+            local = _local(trial.references[self.path], graphs[rank])
+            found = _largest(local, tensor)
+            if found is not None:
+                index, allowed = found
+                return Element(self.path, rank, index, _number(local.whole[index]), _number(tensor[index])), allowed
+        return None
+
+    def _left_out(self, trial: Trial) -> tuple[Element, float]:
+        """Where no placement fits the shapes: a place of the output that a rank's tensor has not, or has another number at."""
+        reference = trial.references[self.path]
+        whole = reference.whole
+        for rank, tensor in trial.values(self.path).items():
+            for flat in range(whole.numel()):
+                index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), whole.shape))
+                held = _at(tensor, index)
+                allowed = float(reference.tolerance[index])
+                expected = _number(whole[index])
+                if bool(reference.claimed[index]) and not abs(held - expected) <= allowed:
+                    return Element(self.path, rank, index, expected, held, index), allowed
+        raise AssertionError(f"{self.path} differs, but no element of it does")
+
+
+def _claims(reference: Reference) -> bool:
+    return reference.whole.numel() == 0 or bool(reference.claimed.any())
+
+
+def _lenient(sample: Sample) -> Sample:
+    return Sample(replace(sample.reference, lenient=True), sample.tensors)
+
+
+def _local(reference: Reference, graph: Graph | None) -> Reference:
+    """What code makes of the sequential output for a rank."""
+    assert graph is not None
+    whole = reference.whole
+    if not (whole.is_floating_point() or whole.is_complex()):
+        local = _applied(graph, whole)
+        return Reference(local, torch.full(local.shape, 0.5, dtype=torch.float64), torch.ones(local.shape, dtype=torch.bool))
+    marked = torch.where(reference.claimed, whole, math.nan)
+    local = _applied(graph, marked)
+    tolerance = _applied(graph, reference.tolerance.to(whole.dtype)).abs() + float(reference.tolerance.min())
+    return Reference(local, tolerance, torch.isfinite(local.abs()), reference.lenient)
+
+
+def _applied(graph: Graph, full: torch.Tensor) -> torch.Tensor:
+    local = run(graph, {FULL: full}, wide=True).outputs()[LOCAL]
+    assert local is not None
+    return local
+
+
+def _wrong(grid: Grid, placements: Placements, sample: Sample) -> int | None:
+    """How many elements are not as placements say; None if the shapes are not."""
+    count = 0
+    for lane, tensor in enumerate(sample.tensors):
+        spans = grid.spans(sample.reference.whole.shape, placements, lane)
+        if tuple(tensor.shape) != tuple(high - low for low, high in spans):
+            return None
+        part = sample.reference.at(lambda t, spans=spans: cut(t, spans))  # type: ignore[misc]
+        count += int((part.excess(tensor) > 1).sum())
+    return count
+
+
+def _largest(part: Reference, tensor: torch.Tensor) -> tuple[tuple[int, ...], float] | None:
+    """Where a tensor is farthest from a reference, and the tolerance there."""
+    if tensor.shape != part.whole.shape or not tensor.numel():
+        return None
+    excess = part.excess(tensor)
+    if not bool((excess > 1).any()):
+        return None
+    known = torch.where(torch.isfinite(excess), excess, 0.0)  # a number says more than nan
+    chosen = known if bool((known > 1).any()) else excess
+    index = tuple(int(i) for i in torch.unravel_index(chosen.argmax(), excess.shape))
+    return index, float(part.tolerance[index])
+
+
+def _number(scalar: torch.Tensor) -> Number:
+    number: Number = scalar.item()
+    return number
+
+
+def _at(tensor: torch.Tensor, index: tuple[int, ...]) -> Number:
+    inside = len(index) == tensor.dim() and all(place < size for place, size in zip(index, tensor.shape, strict=True))
+    return _number(tensor[index]) if inside else math.nan

@@ -1,0 +1,79 @@
+"""A sequential tensor as executed, and how near another one must come to count as equal.
+
+Two programs that are equal over the reals differ in float64 by rounding. How much is seen from the sequential program itself:
+it runs a second time on inputs that are moved by a trifle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+NUDGE = 1e-10  # by which inputs are moved, relative to each
+_RELATIVE = 1e-7  # to an element, and to a typical one
+_OF_LARGEST = 1e-13  # rounding of large terms that cancel
+_OF_INPUTS = 1e-12  # to the largest input: what is left where all cancels
+_OF_MOVED = 1e3  # times the distance that the nudge makes: inputs nudged by 1e-10 allow for 1e-7
+_MASKS = 1e12  # times a typical element: numbers that stand for minus infinity say nothing of rounding
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """whole: the value. tolerance: by element. claimed: where the sequential program is defined and not decided by rounding.
+
+    lenient: a value that is not finite is not held against the ranks, because the inputs are large and may overflow.
+    """
+
+    whole: torch.Tensor
+    tolerance: torch.Tensor
+    claimed: torch.Tensor
+    lenient: bool = False
+
+    def at(self, move: Move) -> Reference:
+        """A part of it, or a view: what `move` makes of each of its tensors."""
+        return Reference(move(self.whole), move(self.tolerance), move(self.claimed), self.lenient)
+
+    def excess(self, value: torch.Tensor, slack: float = 0.0) -> torch.Tensor:
+        """By element, how many times the tolerance a value of the same shape is away; 0 where nothing is claimed."""
+        if value.dtype.is_floating_point or value.dtype.is_complex or self.whole.is_floating_point():
+            distance = (value.to(_wide(value)) - self.whole.to(_wide(self.whole))).abs()
+        else:
+            distance = (value != self.whole).to(torch.float64)
+        excess = distance / (self.tolerance + slack)
+        broken = ~torch.isfinite(distance)
+        excess = torch.where(broken, 0.0 if self.lenient else torch.inf, excess)
+        return torch.where(self.claimed, excess, 0.0)
+
+    def fits(self, value: torch.Tensor, slack: float = 0.0) -> bool:
+        return value.shape == self.whole.shape and bool((self.excess(value, slack) <= 1).all())
+
+
+def reference(whole: torch.Tensor, moved: torch.Tensor, largest_input: float, lenient: bool) -> Reference:
+    """From a tensor, and the same after the inputs were nudged."""
+    if not (whole.is_floating_point() or whole.is_complex()):
+        return Reference(whole, torch.full(whole.shape, 0.5, dtype=torch.float64), whole == moved, lenient)
+    size = whole.abs().to(torch.float64)
+    finite = torch.isfinite(size)
+    ordinary = size[finite & (size > 0)]
+    typical = float(ordinary.median()) if ordinary.numel() else 0.0
+    ordinary = ordinary[ordinary <= _MASKS * typical]
+    largest = float(ordinary.max()) if ordinary.numel() else 0.0
+    distance = (moved - whole).abs().to(torch.float64)
+    distance = torch.where(torch.isfinite(distance), distance, 0.0)
+    usual = float(distance[finite].median()) if bool(finite.any()) else 0.0
+    tolerance = _RELATIVE * (torch.where(finite, size, 0.0) + typical) + _OF_MOVED * (distance + 10 * usual)
+    tolerance = tolerance + (_OF_LARGEST * largest + _OF_INPUTS * largest_input + torch.finfo(torch.float64).tiny)
+    return Reference(whole, tolerance, finite, lenient)
+
+
+def rounding_of(values: list[torch.Tensor]) -> float:
+    """What summing these may add to the rounding."""
+    sizes = [value.abs().to(torch.float64).nan_to_num(0.0, 0.0, 0.0) for value in values if value.numel()]
+    return _OF_LARGEST * max((float(size.max()) for size in sizes), default=0.0)
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64

@@ -1,0 +1,233 @@
+"""A counterexample as a script that needs torch alone: both graphs written out, collectives as arithmetic, then an assert.
+
+Only what the wrong element depends on is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from graphguard.counterexample import Element
+from graphguard.expectation import FULL, LOCAL, Expectation
+from graphguard.ir import Graph, Node, Value
+from graphguard.joint import Joint, Match
+from graphguard.oracle.collective_code import exchanged
+from graphguard.oracle.grid import Grid, Placements
+from graphguard.oracle.operator_code import HELPERS, Constants, Names, lines_of
+from graphguard.oracle.trial import Trial
+
+_REDUCED: dict[str, Callable[[list[str]], str]] = {
+    "sum": lambda items: f"({' + '.join(items)})",
+    "avg": lambda items: f"({' + '.join(items)}) / {len(items)}",
+    "max": lambda items: f"max({', '.join(items)})",
+    "min": lambda items: f"min({', '.join(items)})",
+}
+
+
+def script_of(
+    sequential: Graph,
+    joint: Joint,
+    relations: Sequence[Graph],
+    trial: Trial,
+    element: Element,
+    allowed: float,
+    *,
+    stated: Expectation | None = None,
+    reduced: tuple[Grid, Placements] | None = None,
+) -> str:
+    """The text. `reduced` says over which ranks the numbers are reduced before they are compared."""
+    return _Script(sequential, joint, relations, trial).text(element, allowed, stated, reduced)
+
+
+class _Script:
+    def __init__(self, sequential: Graph, joint: Joint, relations: Sequence[Graph], trial: Trial):
+        self.sequential, self.joint, self.relations, self.trial = sequential, joint, relations, trial
+        self.constants = Constants()
+        self.names: Names = {}
+        self.body: list[str] = []
+
+    def text(
+        self, element: Element, allowed: float, stated: Expectation | None, reduced: tuple[Grid, Placements] | None
+    ) -> str:
+        self._inputs()
+        whole = self.sequential.outputs[element.path]
+        assert whole is not None
+        self._section("the sequential program")
+        self._alone(self.sequential, "s", [whole])
+        ranks = [element.rank] if reduced is None else list(reduced[0].ranks)
+        self._section("the ranks, in one process")
+        self._ranks(ranks, element.path)
+        self._section("the numbers that differ")
+        self._verdict(whole, element, allowed, stated, reduced)
+        head = [
+            '"""Shows where two programs differ: the sequential one, and what the ranks of a distributed one compute.',
+            "",
+            "It needs torch alone: the captured operations are written out in float64, the ranks run in one process, and their",
+            'communication is arithmetic. The assert at the end fails."""',
+            "",
+            "import torch",
+            "",
+            "torch.set_default_dtype(torch.float64)",
+            "torch.set_grad_enabled(False)",
+        ]
+        used = "\n".join([*self.constants.lines, *self.body])
+        helpers = [text for name, text in HELPERS.items() if f"{name}(" in used]
+        return "\n".join([*head, *helpers, *self.constants.lines, *self.body]) + "\n"
+
+    def _section(self, title: str) -> None:
+        self.body += ["", f"# {title}"]
+
+    def _inputs(self) -> None:
+        self._section("inputs")
+        self.body.append(f"g = torch.Generator().manual_seed({self.trial.seed})")
+        for number, (name, draw) in enumerate(self.trial.draws.items()):
+            self.body.append(f"x{number} = {draw.code()}  # {name}")
+
+    def _given(self, graph: Graph) -> None:
+        """Name the sequential inputs of a graph."""
+        numbers = {name: number for number, name in enumerate(self.trial.draws)}
+        self.names |= {value: f"x{numbers[name]}" for name, value in graph.inputs.items() if value not in self.names}
+
+    def _constants(self, graph: Graph, needed: set[Value]) -> None:
+        self.names |= {value: self.constants.name(c) for value, c in graph.constants.items() if value in needed}
+
+    # ------------------------------------------------------------------ graphs
+    def _alone(self, graph: Graph, prefix: str, wanted: Sequence[Value]) -> None:
+        """A graph that does not communicate, as far as some values need it."""
+        self._given(graph)
+        needed = _needed(graph, wanted)
+        self._constants(graph, needed)
+        for node in graph.nodes:
+            if any(value in needed for value in node.outputs):
+                self._write(node, prefix)
+
+    def _write(self, node: Node, prefix: str) -> None:
+        self.names |= {value: f"{prefix}{value.id}" for value in node.outputs}
+        source = f"  # {node.source}" if node.source is not None else ""
+        lines = lines_of(node, self.names, self.trial.outside.get(node))
+        self.body += [*lines[:-1], lines[-1] + source]
+
+    def _ranks(self, ranks: Sequence[int], path: str) -> None:
+        wanted = {(rank, self.joint.graphs[rank].outputs[path]) for rank in ranks}
+        needed = self._needed_of_ranks(wanted)  # type: ignore[arg-type]
+        for rank, graph in enumerate(self.joint.graphs):
+            relation = self.relations[rank]
+            inputs = {name: value for name, value in graph.inputs.items() if value in needed}
+            if inputs:
+                outputs = [relation.outputs[name] for name in inputs]
+                self._alone(relation, f"i{rank}_", [value for value in outputs if value is not None])
+                self.names |= {value: self.names[relation.outputs[name]] for name, value in inputs.items()}  # type: ignore[index]
+            self._constants(graph, needed)
+        self._play(needed)
+
+    def _needed_of_ranks(self, wanted: set[tuple[int, Value]]) -> set[Value]:
+        """All values, of all ranks, that some values are made from."""
+        makers = [{value: node for node in graph.nodes for value in node.outputs} for graph in self.joint.graphs]
+        needed: set[Value] = set()
+        pending = list(wanted)
+        while pending:
+            rank, value = pending.pop()
+            if value in needed:
+                continue
+            needed.add(value)
+            node = makers[rank].get(value)
+            if node is None:
+                continue
+            for other, member in self._members(rank, node):
+                pending += [(other, operand) for operand in member.operands()]
+        return needed
+
+    def _members(self, rank: int, node: Node) -> Iterator[tuple[int, Node]]:
+        """The node, and those of other ranks that communicate with it."""
+        yield from self.joint.match_of(rank, node).nodes.items() if node.communicates else [(rank, node)]
+
+    def _play(self, needed: set[Value]) -> None:
+        """Write all ranks, each as far as its values are there."""
+        pending = [[n for n in graph.nodes if any(v in needed for v in n.outputs)] for graph in self.joint.graphs]
+        delivered: set[int] = set()
+        while any(pending):
+            for rank, nodes in enumerate(pending):
+                left = []
+                for node in nodes:
+                    if node.communicates:
+                        match = self.joint.match_of(rank, node)
+                        if match.id not in delivered and self._is_ready(match):
+                            delivered.add(match.id)
+                            self._deliver(match, needed)
+                        if match.id not in delivered:
+                            left.append(node)
+                    elif all(value in self.names for value in node.operands()):
+                        self._write(node, f"r{rank}_")
+                    else:
+                        left.append(node)
+                pending[rank] = left
+
+    def _is_ready(self, match: Match) -> bool:
+        return all(value in self.names for node in match.nodes.values() for value in node.operands())
+
+    def _deliver(self, match: Match, needed: set[Value]) -> None:
+        for rank, node in match.nodes.items():
+            self.names |= {value: f"r{rank}_{value.id}" for value in node.outputs}
+        lines = exchanged(match, self.names, needed)
+        source = f"  # {match.op} at {match.any_node.source}"
+        self.body += [lines[0] + source, *lines[1:]]
+
+    # ------------------------------------------------------------------ the end
+    def _verdict(
+        self,
+        whole: Value,
+        element: Element,
+        allowed: float,
+        stated: Expectation | None,
+        reduced: tuple[Grid, Placements] | None,
+    ) -> None:
+        expected, index = self.names[whole], element.index if element.within is None else element.within
+        if stated is not None and stated.graphs is not None:
+            graph = stated.graphs[element.rank]
+            assert graph is not None
+            local = graph.outputs[LOCAL]
+            assert local is not None
+            self.names[graph.inputs[FULL]] = expected
+            self._alone(graph, "e", [local])
+            expected = self.names[local]
+        if reduced is not None:
+            grid, placements = reduced
+            lane = grid.ranks.index(element.rank)
+            actual = self._reduced(element, grid, placements, lane, 0)
+        else:
+            actual = self._element(element.rank, element)
+        self.body += [
+            f"expected = {_at(expected, index)}",
+            f"actual = {actual}",
+            f"print({f'{element.path}: the sequential program has'!r}, expected, 'and rank {element.rank} has', actual)",
+            f"assert abs(expected - actual) <= {allowed!r}, f'{{expected}} is not {{actual}}'",
+        ]
+
+    def _element(self, rank: int, element: Element) -> str:
+        value = self.joint.graphs[rank].outputs[element.path]
+        assert value is not None
+        inside = len(element.index) == len(value.shape)
+        if not inside or any(place >= size for place, size in zip(element.index, value.shape, strict=True)):
+            return f"float('nan')  # {self.names[value]} has the shape {value.shape}"
+        return _at(self.names[value], element.index)
+
+    def _reduced(self, element: Element, grid: Grid, placements: Placements, lane: int, axis: int) -> str:
+        """The numbers of the ranks, reduced over the axes from one on."""
+        if axis == len(placements):
+            return self._element(grid.ranks[lane], element)
+        if not placements[axis].startswith("Partial("):
+            return self._reduced(element, grid, placements, lane, axis + 1)
+        items = [self._reduced(element, grid, placements, other, axis + 1) for other in grid.lanes_along(axis, lane)]
+        return _REDUCED[placements[axis][8:-1]](items)
+
+
+def _needed(graph: Graph, wanted: Sequence[Value]) -> set[Value]:
+    needed = set(wanted)
+    for node in reversed(graph.nodes):
+        if any(value in needed for value in node.outputs):
+            needed.update(node.operands())
+    return needed
+
+
+def _at(name: str, index: tuple[int, ...]) -> str:
+    return f"{name}[{', '.join(map(str, index))}].item()" if index else f"{name}.item()"

@@ -1,0 +1,116 @@
+"""What a proof and an execution say together: the verdict, the order of the findings, what was taken for granted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from graphguard.engine.proof import Proof
+from graphguard.errors import InternalError
+from graphguard.findings import Finding
+from graphguard.ir import Graph, values_in
+from graphguard.report import Report
+
+if TYPE_CHECKING:
+    from graphguard.oracle.judge import Judgement
+
+REAL_ARITHMETIC = "real arithmetic: numbers are not rounded and do not overflow"
+_CASTS = ("aten._to_copy.", "aten.to.", "aten.copy.", "aten.copy_.", "prims.convert_element_type.")
+_FLOATS = ("float", "bfloat", "complex")
+
+
+def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) -> Report:
+    """The report of a check whose ranks communicate as they should."""
+    if judgement.contradicted:
+        path = judgement.contradicted[0]
+        raise InternalError(
+            f"the proof says that {proof.relations[path].text}, and an execution in float64 does not show it; please report it "
+            "with both programs"
+        )
+    report = Report.of_proof(proof, assumptions)
+    missing = [finding for finding in proof.findings if finding.kind == "missing-output"]
+    if proof.proved:
+        report.notes += _unexecuted(judgement, "the verdict rests on the proof alone")
+    elif judgement.different or missing:
+        report.verdict = "refuted"
+        report.counterexample = judgement.counterexample
+        report.findings = _told(proof.findings, judgement)
+    else:
+        report.conjecture = dict(judgement.conjecture)
+        report.notes += _unexecuted(judgement, "so it is not known whether the programs differ")
+    return report
+
+
+def _unexecuted(judgement: Judgement, consequence: str) -> list[str]:
+    if judgement.skipped is not None:
+        return [f"the oracle was skipped because {judgement.skipped}; {consequence}"]
+    return [f"{path}: the oracle says nothing of it, because {why}" for path, why in judgement.undecided.items()]
+
+
+def _told(findings: Iterable[Finding], judgement: Judgement) -> list[Finding]:
+    """Findings about outputs that were seen to differ come first; those about outputs that look right come last."""
+    wrong, others = [], []
+    for finding in findings:
+        path = _path_of(finding, judgement.kinds)
+        if path is not None:
+            wrong.append(_suited(finding, path, judgement))
+        elif finding.kind == "missing-output":
+            wrong.append(finding)
+        else:
+            others.append(finding)
+    return wrong + others
+
+
+def _path_of(finding: Finding, paths: Iterable[str]) -> str | None:
+    """The output that a finding speaks of, among some."""
+    starts = ("{}:", "{} has ", "{} = ", "{} is ", "the ranks that return {} ")
+    return next((path for path in paths if finding.message.startswith(tuple(s.format(path) for s in starts))), None)
+
+
+def _suited(finding: Finding, path: str, judgement: Judgement) -> Finding:
+    """Where the proof only lost the relation, the execution may know what the ranks hold in its place."""
+    kind = judgement.kinds[path]
+    if finding.kind in ("relation-lost", "unexplained-output") and kind != "unexplained-output":
+        if kind == "scaled-copies":
+            message = f"{path}: the ranks hold copies that are scaled, and only their sum is the sequential value"
+        else:
+            message = f"{path}: the numbers show {judgement.conjecture[path]}, which is not what is expected"
+        return replace(finding, kind=kind, message=message, law=None)
+    return finding
+
+
+# ---------------------------------------------------------------------- what is taken for granted
+def assumptions_of(graphs: Sequence[Graph]) -> list[str]:
+    """Real arithmetic, and which casts count as exact because of it."""
+    casts: Counter[tuple[str, str]] = Counter()
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op.startswith(_CASTS) and node.outputs:
+                for value in values_in(node.args[-1:] if node.op.startswith("aten.copy") else node.args[:1]):
+                    before, after = value.dtype, node.outputs[0].dtype
+                    if before != after and before.startswith(_FLOATS) and after.startswith(_FLOATS):
+                        casts[min(before, after), max(before, after)] += 1
+    return [REAL_ARITHMETIC] + [
+        f"casts between {first} and {second} are taken as exact ({count} cast{'' if count == 1 else 's'})"
+        for (first, second), count in sorted(casts.items())
+    ]
+
+
+def unread_inputs(sequential: Graph, ranks: Sequence[Graph], relations: Sequence[Graph]) -> list[str]:
+    """Sequential inputs that neither program reads."""
+    read = _read(sequential, sequential.outputs)
+    for rank, relation in zip(ranks, relations, strict=True):
+        needed = _read(rank, rank.outputs)
+        read |= _read(relation, [name for name in relation.outputs if name in needed])
+    return [name for name in sequential.inputs if name not in read]
+
+
+def _read(graph: Graph, paths: Iterable[str]) -> set[str]:
+    """The inputs that some outputs are made from."""
+    wanted = {graph.outputs[path] for path in paths}
+    for node in reversed(graph.nodes):
+        if node.communicates or any(output in wanted for output in node.outputs):
+            wanted.update(node.operands())
+    return {name for name, value in graph.inputs.items() if value in wanted}
