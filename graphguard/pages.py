@@ -200,8 +200,9 @@ PAGES = {
         "that forgets the rank are the usual causes.",
     ),
     "scaled-copies": Page(
-        law="The products over each rank's columns are true parts: each rank has what the others lack. Copies of y/N add up to y "
-        "as well, but each rank goes on with y/N: a mean was taken where a sum was meant, or a loss was divided once too often.",
+        law="The products over each rank's columns are true parts: each rank has what the others lack. Copies of y/N add up "
+        "to y as well, but each rank goes on with y/N: a mean was taken where a sum was meant, or a loss was divided "
+        "once too often.",
         example="""
         def seq(x, w):
             return x @ w

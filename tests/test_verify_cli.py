@@ -1,114 +1,83 @@
-"""`graphguard verify`: which checks it finds, what it prints, and its exit codes. The prover is a fake."""
+"""`graphguard verify`: which checks it finds, how it runs them, what it prints, and its exit codes. The checks make their own
+reports, without any program."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from types import ModuleType, SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 
 from graphguard.checks import find_all_checks
 from graphguard.cli import main
-from graphguard.engine.proof import Proof, Relation
 from graphguard.errors import ProgramError, UsageError
 from graphguard.findings import Finding
 from graphguard.ir import Source
 
 HEAD = """
-    import torch, torch.distributed as dist
+    import os, signal, time
     import graphguard as gg
+    from graphguard.engine.proof import Relation
+    from graphguard.errors import InternalError
+    from graphguard.findings import Finding
+    from graphguard.ir import Source
+    from graphguard.report import OutputRelation, Report
 
     def seq(x):
         return x * 2
 
-    def good(x):
-        return x * 2
-
-    def lost(x):
+    def par(x):
         return x * 3
 
-    def races(x):
-        work = dist.all_reduce(x, async_op=True)
-        y = x + 1  # used
-        work.wait()
-        return y
+    STATS = {"ops": 3, "ranks": 2, "seconds": {"capture": 0.5, "proof": 0.25, "oracle": None}}
+    EQUAL = Relation("out", "out = rank0.out   (equal on all 2 ranks)", (("tp", "Replicate"),), "f32[4]")
+    LINES = Source(__file__, 11, "seq"), Source(__file__, 14, "par")
+    LOST = Finding("relation-lost", "no clean expression covers mul", (), (), *LINES, "forward")
+    RACE = Finding("race", "a buffer is used too early", (0, 1), LINES)
 
-    def verify(program):
-        return gg.verify(seq, program, mesh={"tp": 2}, inputs={"x": gg.Input((4,))})
-"""
-PASSES = """
-    @gg.check
-    def passes():
-        print("a line of the check")
-        return verify(good)
-"""
-UNPROVEN = """
-    @gg.check
-    def unproven():
-        return verify(lost)
-"""
-REFUTED = """
-    @gg.check
-    def refuted():
-        return verify(races)
-"""
-CAUGHT = """
-    @gg.check(expect="refuted")
-    def caught():
-        return verify(races)
-"""
-MISSED = """
-    @gg.check(expect="refuted")
-    def missed():
-        return verify(good)
-"""
-SUSPECTED = """
-    @gg.check(expect="refuted")
-    def suspected():
-        return verify(lost)
-"""
-OPEN = """
-    @gg.check(expect="unproven")
-    def open_question():
-        return verify(lost)
-"""
-BROKEN = """
-    @gg.check
-    def broken():
-        raise ValueError("no luck")  # raises
-"""
-EMPTY = """
-    @gg.check
-    def empty():
-        verify(good)
-"""
-STRICT = """
-    @gg.check
-    def strict():
-        verify(lost).raise_if_not_verified()
+    def good():
+        return Report("verified", OutputRelation(out=EQUAL), assumptions=["numbers are real"], stats=STATS)
+
+    def lost():
+        return Report("unproven", findings=[LOST], opaque=["mylib.norm.default"], stats=STATS)
+
+    def races():
+        return Report("refuted", findings=[RACE], stats=STATS)
 """
 
 
-def prove(sequential, joint, relations, *, expected, ranges):
-    """Verified if the ranks multiply by what the sequential program multiplies by."""
-    assumptions = ["numbers are real"]
-    (mine,), (its,) = sequential.nodes, joint.graphs[0].nodes
-    if mine.args[1] == its.args[1]:
-        relation = Relation("out", "out = rank0.out   (equal on all 2 ranks)", (("tp", "Replicate"),), "f32[4]")
-        return Proof({"out": relation}, assumptions=assumptions)
-    finding = Finding("relation-lost", "no clean expression covers mul", (), (), mine.source, its.source, "forward")
-    return Proof({}, [finding], assumptions, ["mylib.norm.default"])
+def check(name, body, expect=None):
+    mark = "@gg.check" if expect is None else f"@gg.check(expect={expect!r})"
+    return f"\n{mark}\ndef {name}():\n    {body}\n"
+
+
+PASSES = check("passes", 'print("a line of the check"); return good()')
+UNPROVEN = check("unproven", "return lost()")
+REFUTED = check("refuted", "return races()")
+CAUGHT = check("caught", "return races()", "refuted")
+MISSED = check("missed", "return good()", "refuted")
+SUSPECTED = check("suspected", "return lost()", "refuted")
+OPEN = check("open_question", "return lost()", "unproven")
+BROKEN = check("broken", 'raise ValueError("no luck")  # raises')
+EMPTY = check("empty", "good()")
+STRICT = check("strict", "lost().raise_if_not_verified()")
+DEFECT = check("defect", 'raise InternalError("ZeroDivisionError in GraphGuard itself: x; please report it")', "refuted")
+DIES = check("dies", "os.kill(os.getpid(), signal.SIGKILL)")
+SLEEPS = check("sleeps", "time.sleep(60)")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    module = ModuleType("graphguard.engine.prove")
-    module.prove = prove
-    monkeypatch.setitem(sys.modules, "graphguard.engine.prove", module)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -141,7 +110,7 @@ def run(capsys, *args):
 CODES = [
     ([PASSES], 0), ([CAUGHT], 0), ([OPEN], 0), ([PASSES, CAUGHT, OPEN], 0), ([UNPROVEN], 3), ([PASSES, UNPROVEN], 3),
     ([REFUTED], 1), ([UNPROVEN, REFUTED], 1), ([MISSED], 1), ([SUSPECTED], 3), ([SUSPECTED, CAUGHT], 3), ([BROKEN], 2),
-    ([BROKEN, REFUTED], 2), ([PASSES, BROKEN], 2), ([EMPTY], 2), ([STRICT], 3),
+    ([BROKEN, REFUTED], 2), ([PASSES, BROKEN], 2), ([EMPTY], 2), ([STRICT], 3), ([DEFECT], 2),
 ]  # fmt: skip
 
 
@@ -154,11 +123,8 @@ def test_every_check_runs_though_one_cannot(folder, capsys):
     file = write(folder, "checks.py", BROKEN, PASSES)
     code, out, err = run(capsys, file)
     raised = line(file, "# raises")
-    assert (
-        code == 2
-        and out.startswith("verified: checks.py::passes\n")
-        and out.endswith("1 verified, 1 that could not run; 1 not as expected\n")
-    )
+    assert code == 2 and out.startswith("verified: checks.py::passes\n")
+    assert out.endswith("1 verified, 1 that could not run; 1 not as expected\n")
     first, frame = [text for text in err.splitlines() if text != "a line of the check"]
     assert first == f"error: checks.py::broken: checks.py:{raised}: the check broken raised ValueError: no luck"
     assert frame.endswith(f'checks.py", line {raised}, in broken')
@@ -168,10 +134,7 @@ def test_every_check_runs_though_one_cannot(folder, capsys):
     ("source", "text"),
     [
         (EMPTY, "error: checks.py::empty: the check empty returned NoneType; it must return gg.verify(...)"),
-        (
-            "@gg.check\ndef wrong():\n    return gg.verify(seq, good, mesh=2, inputs={'y': gg.Input((4,))})",
-            "error: checks.py::wrong: the sequential program seq takes no input 'y'; it takes ['x']",
-        ),
+        (DEFECT, "error: checks.py::defect: ZeroDivisionError in GraphGuard itself: x; please report it"),
     ],
 )
 def test_a_check_that_cannot_run_is_one_line(folder, capsys, source, text):
@@ -179,56 +142,52 @@ def test_a_check_that_cannot_run_is_one_line(folder, capsys, source, text):
     assert (code, out, err) == (2, "1 that could not run; 1 not as expected\n", f"{text}\n")
 
 
-def test_a_defect_of_ours_is_an_error_not_a_verdict(folder, capsys, monkeypatch):
-    monkeypatch.setattr(sys.modules["graphguard.engine.prove"], "prove", lambda *args, **options: 1 // 0)
-    code, _, err = run(capsys, write(folder, "checks.py", CAUGHT, UNPROVEN))
-    assert code == 2 and err == (
-        "error: checks.py::unproven: ZeroDivisionError in GraphGuard itself: integer division or modulo by zero; "
-        "please report it\n"
-    )
-
-
 # ---------------------------------------------------------------------- text
 def test_a_full_report_has_the_verdict_first(folder, capsys):
     code, out, err = run(capsys, write(folder, "checks.py", PASSES))
-    head, relation, assumed, stats, summary = out.splitlines()
     assert (code, err) == (0, "a line of the check\n")
-    assert head == "verified: checks.py::passes" and relation == "  out = rank0.out   (equal on all 2 ranks)"
-    assert assumed == "  assumed: numbers are real" and stats.startswith("  3 operations on 2 ranks; capture 0.")
-    assert summary == "1 verified; all as expected"
+    assert out.splitlines() == [
+        "verified: checks.py::passes",
+        "  out = rank0.out   (equal on all 2 ranks)",
+        "  assumed: numbers are real",
+        "  3 operations on 2 ranks; capture 0.50 s, proof 0.25 s",
+        "1 verified; all as expected",
+    ]
 
 
-def test_a_full_report_names_both_lines_of_a_finding(folder, capsys):
+def test_a_full_report_shows_both_places_of_a_finding(folder, capsys):
     file = write(folder, "checks.py", UNPROVEN)
-    out = run(capsys, file)[1].splitlines()
-    assert out[:5] == [
+    assert (line(file, "x * 2"), line(file, "x * 3")) == (11, 14)
+    assert run(capsys, file)[1].splitlines() == [
         "unproven (expected verified): checks.py::unproven",
         "  GG201 relation-lost: no clean expression covers mul",
-        f"    sequential   checks.py:{line(file, 'x * 2')} (forward)",
-        f"    distributed  checks.py:{line(file, 'x * 3')} (forward)",
-        "  no lemma for mylib.norm.default",
+        "  law: From operands that the ranks hold as copies, tiles or summands must come a result that they hold so.",
+        "",
+        "  sequential   checks.py:11 in seq (forward)",
+        "        10 │ def seq(x):",
+        "   >    11 │     return x * 2",
+        "  distributed  checks.py:14 in par (forward)",
+        "        13 │ def par(x):",
+        "   >    14 │     return x * 3",
+        "",
+        '  no lemma for mylib.norm.default: say what it computes with gg.lemma("mylib::norm", ...)',
+        "  next: graphguard explain GG201 says what to do",
+        "",
+        "  3 operations on 2 ranks; capture 0.50 s, proof 0.25 s",
+        "1 unproven; 1 not as expected",
     ]
-    assert out[-1] == "1 unproven; 1 not as expected"
-
-
-def test_a_refuted_check_shows_the_fault_of_the_ranks(folder, capsys):
-    file = write(folder, "checks.py", CAUGHT)
-    code, out, _ = run(capsys, file)
-    head, finding, where, *_ = out.splitlines()
-    assert (
-        code == 0 and head == "refuted (as expected): checks.py::caught" and finding.startswith("  GG104 race: a buffer that ")
-    )
-    assert where == f"    distributed  checks.py:{line(file, '# used')}"
 
 
 def test_concise_is_a_verdict_and_its_reason(folder, capsys):
-    file = write(folder, "checks.py", PASSES, UNPROVEN)
+    file = write(folder, "checks.py", PASSES, UNPROVEN, CAUGHT)
     assert run(capsys, file, "--output-format", "concise")[1].splitlines() == [
         "verified: checks.py::passes",
         "  out = rank0.out   (equal on all 2 ranks)",
         "unproven (expected verified): checks.py::unproven",
         "  GG201 relation-lost: no clean expression covers mul",
-        "1 verified, 1 unproven; 1 not as expected",
+        "refuted (as expected): checks.py::caught",
+        "  GG104 race: a buffer is used too early",
+        "1 verified, 1 refuted, 1 unproven; 1 not as expected",
     ]
 
 
@@ -236,32 +195,39 @@ def test_quiet_shows_the_unexpected_only(folder, capsys):
     file = write(folder, "checks.py", PASSES, CAUGHT, UNPROVEN)
     code, out, _ = run(capsys, file, "-q")
     assert code == 3 and out.startswith("unproven (expected verified): checks.py::unproven\n") and "passes" not in out
+    assert "not as expected" not in out
     assert run(capsys, f"{file}::passes", "-q")[:2] == (0, "")
 
 
-def test_verbose_shows_types(folder, capsys):
-    file = write(folder, "checks.py", PASSES, CAUGHT)
-    out = run(capsys, file, "-v")[1]
-    assert "  out = rank0.out   (equal on all 2 ranks)   : f32[4]\n" in out and "    also         checks.py:" in out
+def test_verbose_shows_types_and_ranks(folder, capsys):
+    out = run(capsys, write(folder, "checks.py", PASSES, CAUGHT), "-v")[1]
+    assert "  out = rank0.out   (equal on all 2 ranks)   : f32[4]\n" in out and "  seen on ranks 0, 1\n" in out
 
 
 def test_colours_are_for_terminals_that_want_them(folder, capsys, monkeypatch):
     file = write(folder, "checks.py", PASSES)
-    for name in ("NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b[" not in run(capsys, file)[1]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert "\x1b[" in run(capsys, file)[1]
+    assert run(capsys, file)[1].startswith("\x1b[1;32mverified\x1b[0m: ")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b[" not in run(capsys, file)[1]
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in run(capsys, file)[1]
 
 
-def test_progress_is_shown_on_a_terminal_and_cleared(folder, capsys, monkeypatch):
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_progress_names_the_check_and_is_cleared(folder, capsys, monkeypatch, processes):
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    err = run(capsys, write(folder, "checks.py", OPEN))[2]
-    assert "\r\x1b[Kcaptured rank 1 (" in err and err.endswith("\r\x1b[K")
+    err = run(capsys, write(folder, "checks.py", OPEN, CAUGHT), "-j", processes)[2]
+    assert "\r\x1b[K[............] 0/2  checks.py::open_question: capturing" in err and err.endswith("\r\x1b[K")
+    assert "checks.py::caught: capturing" in err
 
 
-# ---------------------------------------------------------------------- json
+# ---------------------------------------------------------------------- formats and files
 def test_json_has_every_check(folder, capsys):
     file = write(folder, "checks.py", PASSES, UNPROVEN, CAUGHT, BROKEN)
     code, out, _ = run(capsys, file, "--output-format", "json")
@@ -269,12 +235,107 @@ def test_json_has_every_check(folder, capsys):
     assert code == 2 and plain["version"] == 1
     passes, unproven, caught, broken = plain["checks"]
     assert (passes["name"], passes["file"], passes["verdict"], passes["expect"]) == ("passes", file, "verified", "verified")
+    assert passes["line"] == line(file, "def passes():") - 1  # that of the mark
     assert passes["relation"]["out"]["text"].startswith("out = rank0.out") and passes["findings"] == []
     assert passes["stats"]["ranks"] == 2 and passes["assumptions"] == ["numbers are real"] and passes["error"] is None
     (finding,) = unproven["findings"]
-    assert finding["sequential"] == f"{file}:{line(file, 'x * 2')}" and finding["distributed"].startswith(f"{file}:")
+    assert (finding["sequential"], finding["distributed"]) == (f"{file}:11", f"{file}:14")
     assert (caught["verdict"], caught["expect"], caught["relation"]) == ("refuted", "refuted", {})
     assert broken["verdict"] is None and broken["error"].endswith("the check broken raised ValueError: no luck")
+
+
+def test_other_formats_are_on_stdout_alone(folder, capsys):
+    file = write(folder, "checks.py", CAUGHT, UNPROVEN)
+    code, out, _ = run(capsys, file, "--output-format", "junit")
+    assert code == 3 and ElementTree.fromstring(out).get("failures") == "1"
+    assert json.loads(run(capsys, file, "--output-format", "sarif")[1])["version"] == "2.1.0"
+    out = run(capsys, file, "--output-format", "github")[1]
+    assert out.count("\n") == 1 and out.startswith("::warning file=checks.py,line=14,title=GG201 relation-lost::")
+
+
+def test_a_format_goes_to_a_file_and_the_verdicts_to_stdout(folder, capsys):
+    file = write(folder, "checks.py", CAUGHT, UNPROVEN)
+    code, out, _ = run(capsys, file, "--output-format", "json", "--output", "deep/report.json")
+    assert code == 3 and len(json.loads((folder / "deep/report.json").read_text())["checks"]) == 2
+    assert out.splitlines()[0] == "refuted (as expected): checks.py::caught" and out.endswith("; 1 not as expected\n")
+
+
+def test_text_goes_to_a_file_without_colours(folder, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    run(capsys, write(folder, "checks.py", BROKEN, PASSES), "--output", "report.txt")
+    text = (folder / "report.txt").read_text()
+    assert text.startswith("error: checks.py::broken: ") and "\nverified: checks.py::passes\n  out = " in text
+    assert text.endswith("1 not as expected\n") and "\x1b" not in text
+
+
+def test_a_file_that_cannot_be_written_is_an_error(folder, capsys):
+    file = write(folder, "checks.py", CAUGHT)
+    (folder / "taken").write_text("")
+    code, _, err = run(capsys, file, "--output", "taken/report.txt")
+    assert code == 2 and err.startswith("error: taken/report.txt cannot be written: ")
+    assert run(capsys, file, "--html", "taken")[::2] == (2, "error: --html taken: this is a file; give a folder\n")
+
+
+def test_html_is_a_page_per_check_and_an_index(folder, capsys):
+    write(folder, "a.py", CAUGHT, BROKEN)
+    write(folder, "b.py", CAUGHT)
+    assert run(capsys, "a.py", "b.py", "--html", "site")[0] == 2
+    assert sorted(path.name for path in (folder / "site").iterdir()) == ["caught-2.html", "caught.html", "index.html"]
+    index = (folder / "site/index.html").read_text()
+    assert 'href="caught-2.html">b.py::caught</a>' in index and "ValueError: no luck" in index
+
+
+# ---------------------------------------------------------------------- processes
+def test_outcomes_of_processes_come_in_order(folder, capsys):
+    slow = check("slow", "time.sleep(0.5); return good()")
+    file = write(folder, "checks.py", slow, PASSES, CAUGHT, BROKEN, UNPROVEN)
+    code, out, err = run(capsys, file, "-j", "3", "--output-format", "concise")
+    assert code == 2 and [text.split(":")[-1] for text in out.splitlines() if "::" in text] == [
+        "slow", "passes", "caught", "unproven",
+    ]  # fmt: skip
+    assert "error: checks.py::broken: checks.py:" in err and out.endswith("2 not as expected\n")
+
+
+def test_a_process_that_dies_takes_only_its_own_check_with_it(folder, capsys):
+    code, out, err = run(capsys, write(folder, "checks.py", DIES, PASSES, CAUGHT), "-j", "2")
+    assert code == 2 and "error: checks.py::dies: the process that ran the check dies ended by signal 9" in err
+    assert out.endswith("1 verified, 1 refuted, 1 that could not run; 1 not as expected\n")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_ctrl_c_stops_at_once_and_says_what_was_done(folder, processes, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    write(folder, "checks.py", CAUGHT, SLEEPS, OPEN)
+    code = "from graphguard.cli import main; main()"
+    arguments = [sys.executable, "-c", code, "verify", "checks.py", "-j", processes]
+    terminal, side = pty.openpty()  # Ctrl-C reaches all processes of a terminal
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, start_new_session=True)
+    os.close(side)
+    assert process.stdout.readline() == b"refuted (as expected): checks.py::caught\n"
+    assert b"checks.py::sleeps: capturing" in _until(terminal, b"checks.py::sleeps: capturing", process)
+    begun = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=20)
+    told = _until(terminal, b"\0", process)
+    assert process.returncode == 130 and time.monotonic() - begun < 5
+    assert re.search(rb"interrupted: [12] of 3 checks were done \(1 refuted", told) and b"Traceback" not in told
+
+
+def _until(terminal, wanted, process):
+    told = b""
+    end = time.monotonic() + 30
+    while wanted not in told and time.monotonic() < end:
+        ready, _, _ = select.select([terminal], [], [], 0.2)
+        try:
+            chunk = os.read(terminal, 4096) if ready else b""
+        except OSError:  # the other side is closed
+            break
+        told += chunk
+        if not ready and process.poll() is not None:
+            break
+    return told
 
 
 # ---------------------------------------------------------------------- which checks
@@ -323,7 +384,7 @@ def test_a_file_that_cannot_be_imported_is_an_error(folder):
         find_all_checks(["suite"])
 
 
-@pytest.mark.parametrize("args", [["a.py", "-q", "-v"], [], ["a.py", "--output-format", "xml"]])
+@pytest.mark.parametrize("args", [["a.py", "-q", "-v"], [], ["a.py", "--output-format", "xml"], ["a.py", "-j", "0"]])
 def test_wrong_options_have_exit_code_two(folder, capsys, args):
     code, out, err = run(capsys, *args)
     assert code == 2 and out == "" and err and "Traceback" not in err
@@ -358,18 +419,38 @@ def test_lemmas_are_listed(capsys, monkeypatch):
     ]
 
 
-def test_the_demo_shows_every_verdict(folder, capsys, monkeypatch):
-    write(folder, "gallery/a.py", PASSES, UNPROVEN)
-    write(folder, "gallery/bugs/b.py", CAUGHT, BROKEN)
-    monkeypatch.setattr("graphguard.demo.GALLERY", folder / "gallery")
-    with pytest.raises(SystemExit) as stop:
-        main(["demo"])
-    out = capsys.readouterr().out
-    assert stop.value.code == 2 and "passes: out = rank0.out   (equal on all 2 ranks)\n" in out
-    assert "unproven: GG201 relation-lost: no clean expression covers mul\n" in out and "caught: GG104 race: " in out
-    rows = {words[0]: words[1:] for words in (text.split() for text in out.splitlines()) if len(words) > 2}
-    assert rows["passes"][0] == "2" and rows["passes"][2:4] == ["verified", "verified"]
-    assert rows["broken"] == ["verified", "error"]
+def explained(capsys, name):
+    try:
+        main(["explain", name])
+    except SystemExit as stop:
+        code = stop.code or 0
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["GG104", "gg104", "race"])
+def test_a_finding_is_explained_by_code_or_kind(capsys, name):
+    code, out, _ = explained(capsys, name)
+    assert code == 0 and out.startswith("GG104 race\n\nA buffer is used between the start of asynchronous communication ")
+    assert "\nWhy it is a law\n" in out and "\nExample\n    def seq(x):\n" in out and "\nWhat to do\n  Wait before " in out
+
+
+@pytest.mark.parametrize("name", ["aten.mm.default", "aten::mm", "aten.mm", "mm"])
+def test_a_lemma_is_explained_by_its_operator(capsys, name):
+    code, out, _ = explained(capsys, name)
+    assert code == 0 and out.startswith("aten.mm.default (contraction)\n\n  It computes: mk, kn -> mn\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("GG20", "error: there is no finding and no lemma 'GG20'; is it GG205 or "),
+        ("softmx", "error: there is no finding and no lemma 'softmx'; is it aten._softmax.default or "),
+        ("xyzzy", "error: there is no finding and no lemma 'xyzzy'; graphguard lemmas ls lists the lemmas, and the codes are "),
+    ],
+)
+def test_what_is_unknown_is_one_sentence_with_close_matches(capsys, name, text):
+    code, out, err = explained(capsys, name)
+    assert (code, out) == (2, "") and err.startswith(text) and err.count("\n") == 1
 
 
 def test_a_finding_prints_where_it_is_relative_to_the_working_folder(folder):

@@ -30,7 +30,7 @@ def excerpt(source: Source, around: int = AROUND) -> list[SourceLine]:
         if _opens_another(lines[number - 1], indent):
             first = number
     for number in range(last, source.line, -1):
-        if _opens_another(lines[number - 1], indent):
+        if _opens_another(lines[number - 1], indent) or _is_outside(lines[number - 1], indent):
             last = number - 1
     while not lines[first - 1] and first < source.line:
         first += 1
@@ -44,6 +44,11 @@ def excerpt(source: Source, around: int = AROUND) -> list[SourceLine]:
 def _opens_another(text: str, indent: int) -> bool:
     """Whether a function or a class begins there that the line in question is not part of, or part of its body only."""
     return text.lstrip().startswith(_OPENERS) and (_indent(text) < indent or _indent(text) == 0)
+
+
+def _is_outside(text: str, indent: int) -> bool:
+    """Whether a line is at the top of the file, and the line in question is not."""
+    return bool(text) and _indent(text) == 0 < indent and text[0] not in ")]}"
 
 
 def _indent(text: str) -> int:
