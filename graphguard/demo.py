@@ -1,50 +1,173 @@
-"""`graphguard demo`: the example gallery, verified, as one table."""
+"""`graphguard demo`: the example gallery, verified, as one table; and BUGS.md, which is made of the same rows."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from graphguard.checks import Outcome, exit_code, find_all_checks
+from graphguard.checks import VERDICTS, Check, find_all_checks
 from graphguard.errors import UsageError
+from graphguard.gallery import GALLERY, MOST_PROCESSES, Row, headline, rows, same_file, source_text
 
-GALLERY = Path(__file__).parent.parent / "examples"
+_STYLES = {"verified": "green", "refuted": "red", "unproven": "yellow", "error": "bold red"}
+_CHECK, _VERDICT, _LINE, _SECONDS = 34, 9, 5, 7  # widths of columns; what was found has the rest
+_FOUND_AT_LEAST, _FOUND_LINES = 30, 2
 
 
 def main() -> int:
+    """Run the gallery and print its table. The exit code is that of `graphguard verify`."""
     if not GALLERY.is_dir():
         raise UsageError(f"the example gallery is not installed ({GALLERY}); run this from a clone of the repository")
-    outcomes = [check.outcome() for check in find_all_checks([str(GALLERY)])]
-    console = Console()
-    console.print(_table(outcomes))
-    for outcome in outcomes:
-        console.print(f"{outcome.check.name}: {_reason(outcome)}", highlight=False, markup=False, soft_wrap=True)
-    return exit_code(outcomes)
+    checks = find_all_checks([str(GALLERY)])
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"Verifying the gallery: {len(checks)} checks in {MOST_PROCESSES} processes")
+    started = time.monotonic()
+    done = []
+    title = ""
+    for row in rows(checks):
+        if title != (title := "Bugs" if Path(row.file).parent.name == "bugs" else "Strategies"):
+            console.print(_head(title, console.width))
+        done.append(row)
+        for line in _lines(row, _label(row, checks), console.width):
+            console.print(line)
+    console.print(_summary(done, time.monotonic() - started))
+    return next((code for code in (2, 1, 3) if any(row.exit_code == code for row in done)), 0)
 
 
-def _table(outcomes: list[Outcome]) -> Table:
-    table = Table(title="The gallery", box=SIMPLE_HEAD)
-    for column in ("check", "ranks", "ops", "expected", "verdict", "seconds"):
-        table.add_column(column, justify="right" if column in ("ranks", "ops", "seconds") else "left", no_wrap=True)
-    for outcome in outcomes:
-        report = outcome.report
-        if report is None:
-            table.add_row(outcome.check.name, "", "", outcome.check.expect, "error", "")
-            continue
-        stats = report.stats
-        seconds = sum(value or 0.0 for value in stats["seconds"].values())
-        numbers = str(stats["ranks"]), str(stats["ops"])
-        table.add_row(outcome.check.name, *numbers, outcome.check.expect, report.verdict, f"{seconds:.2f}")
-    return table
+# ---------------------------------------------------------------------- the table
+def _label(row: Row, checks: Sequence[Check]) -> str:
+    alone = sum(check.file == row.file for check in checks) == 1
+    return row.stem if alone else f"{row.stem}::{row.name}"
 
 
-def _reason(outcome: Outcome) -> str:
-    """One line on why the verdict is what it is."""
-    if outcome.report is None:
-        return str(outcome.error)
-    if outcome.report.findings:
-        return str(outcome.report.findings[0])
-    return "; ".join(str(outcome.report.relation).splitlines())
+def _head(title: str, width: int) -> Text:
+    found = _found_width(width)
+    cells = f"{title:{_CHECK}}  {'verdict':{_VERDICT}}  {'what was found':{found}}  {'line':>{_LINE}}  {'seconds':>{_SECONDS}}"
+    return Text(f"\n{cells}\n{'─' * len(cells)}", style="bold")
+
+
+def _found_width(width: int) -> int:
+    return max(_FOUND_AT_LEAST, width - _CHECK - _VERDICT - _LINE - _SECONDS - 8)
+
+
+def _lines(row: Row, label: str, width: int) -> list[Text]:
+    """The row, with as many lines as what was found needs, and the line of the program where it was found."""
+    found = _wrapped(row.found, _found_width(width), 1 if row.verdict == "verified" else _FOUND_LINES)
+    verdict = row.verdict if row.as_expected else f"{row.verdict}!"
+    line = Text.assemble(
+        f"{_shortened(label, _CHECK):{_CHECK}}  ",
+        (f"{verdict:{_VERDICT}}", _STYLES[row.verdict]),
+        f"  {found[0]:{_found_width(width)}}  {_where(row):>{_LINE}}  {row.seconds:{_SECONDS}.2f}",
+    )
+    indent = " " * (_CHECK + _VERDICT + 4)
+    source = source_text(*row.named[0]) if row.named else ""
+    excerpt = [Text(indent + _shortened(f"> {source}", width - len(indent)), style="cyan")] if source else []
+    return [line, *(Text(indent + text) for text in found[1:]), *excerpt]
+
+
+def _where(row: Row) -> str:
+    """The first line that is named; of the check's own file, as nearly always, it is just the number."""
+    if not row.named:
+        return ""
+    file, line = row.named[0]
+    return str(line) if same_file(file, row.file) else f"{os.path.basename(file)}:{line}"
+
+
+def _wrapped(text: str, width: int, lines: int) -> list[str]:
+    """The text in lines of that width, cut off where it needs too many."""
+    wrapped: list[str] = [""]
+    for word in text.split():
+        if wrapped[-1] and len(wrapped[-1]) + 1 + len(word) > width:
+            wrapped.append("")
+        wrapped[-1] = f"{wrapped[-1]} {word}".strip()
+    if len(wrapped) > lines:
+        wrapped[lines - 1 :] = [" ".join(wrapped[lines - 1 :])]
+    return [_shortened(line, width) for line in wrapped]
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _summary(done: Sequence[Row], seconds: float) -> Text:
+    counts = Counter(row.verdict for row in done)
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (*VERDICTS, "error") if counts[verdict])
+    unexpected = sum(not row.as_expected for row in done)
+    bugs = [row for row in done if row.is_bug]
+    caught, located = sum(row.as_expected for row in bugs), sum(row.place is not None for row in bugs)
+    lines = [
+        f"{said}; {'all as expected' if not unexpected else f'{unexpected} not as expected, marked !'} ({seconds:.0f} s)",
+        f"{caught} of {len(bugs)} bugs refuted; the faulty line is the first or second one named in {located}",
+        "One report in full: graphguard verify examples/bugs/NAME.py",
+    ]
+    return Text("\n" + "\n".join(lines if bugs else lines[:1]))
+
+
+# ---------------------------------------------------------------------- BUGS.md
+_PAGE = """# Bugs
+
+Each file in `examples/bugs` is a fault that was made and reported in public, in a program of our own that is as short as the
+fault allows, with its repair beside it. `graphguard demo` runs them all. Below are the verdicts on both, the first finding on
+the faulty one, and whether the faulty line is the first or the second one that its report names.
+
+This page is generated by `python -m graphguard.demo BUGS.md`, and a test compares it.
+
+| bug | what was wrong | repair | fault | what the report says first, and where | faulty line named |
+|---|---|---|---|---|---|
+"""
+
+
+def bugs_page(done: Iterable[Row]) -> str:
+    """The text of BUGS.md."""
+    by_file: dict[str, list[Row]] = {}
+    for row in done:
+        by_file.setdefault(row.file, []).append(row)
+    bugs = [(file, file_rows) for file, file_rows in by_file.items() if any(row.is_bug for row in file_rows)]
+    lines = [_page_line(file, file_rows) for file, file_rows in bugs]
+    faults = [row for _, file_rows in bugs for row in file_rows if row.is_bug]
+    counts = Counter(row.place for row in faults)
+    refuted = sum(row.verdict == "refuted" for row in faults)
+    total = (
+        f"\n{refuted} of {len(faults)} faults are refuted. The faulty line is named first for {counts[1]}, second for "
+        f"{counts[2]}, and later or not at all for {counts[None]}.\n"
+    )
+    return _PAGE + "".join(lines) + total
+
+
+def _page_line(file: str, file_rows: Sequence[Row]) -> str:
+    who, what = headline(file)
+    (fault,) = (row for row in file_rows if row.is_bug)
+    repairs = ", ".join(dict.fromkeys(row.verdict for row in file_rows if not row.is_bug))
+    place = {1: "1st", 2: "2nd", None: "no"}[fault.place]
+    source = source_text(*fault.named[0]) if fault.named else ""
+    seen = f"{fault.found}<br>line {fault.named[0][1]}: `{source}`" if source else fault.found
+    cells = (f"{_linked(who)} ([{fault.stem}](examples/bugs/{fault.stem}.py))", what, repairs, fault.verdict, seen, place)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _linked(who: str) -> str:
+    """Numbers of issues and pull requests as links; `owner/name #1, #2` has two of one repository."""
+    repository = ""
+    parts = []
+    for part in who.split(", "):
+        match = re.fullmatch(r"(?:([\w.-]+/[\w.-]+) )?#(\d+)", part)
+        if match is None:
+            return who
+        repository = match[1] or repository
+        parts.append(f"[{part}](https://github.com/{repository}/issues/{match[2]})")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m graphguard.demo BUGS.md")
+    os.chdir(GALLERY.parent)
+    Path(sys.argv[1]).write_text(bugs_page(rows(find_all_checks([str(GALLERY / "bugs")]))), encoding="utf-8")

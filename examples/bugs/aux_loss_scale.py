@@ -1,4 +1,4 @@
-"""Published with GraphGuard (Entangle, ASPLOS '26): the auxiliary loss of a router, under tensor parallelism.
+"""Published with GraphGuard (Entangle, ASPLOS '26): the auxiliary loss of a router is not divided by the number of ranks.
 
 Every tensor-parallel rank holds all tokens and computes the whole balancing loss, and the gradients of the router are
 summed over the ranks afterwards. So each rank may only contribute its share of that loss.

@@ -1,4 +1,4 @@
-"""Collectives in a different order on different ranks.
+"""A common mistake: collectives in a different order on different ranks.
 
 Rank 0 logs its loss before the gradients are reduced, the other ranks after. Nothing names a collective but its place in
 the order, so the loss of one rank meets the gradient of another.

@@ -11,7 +11,7 @@ import graphguard as gg
 from graphguard import Replicate, Shard
 
 TOKENS, HIDDEN, EXPERTS = 8, 4, 3
-BUG_LINE = "total = tokens"
+BUG_LINE = "dist.all_reduce(total)  # in place: tokens is overwritten, too"
 
 
 def sequential(x, routed, router):
@@ -42,7 +42,7 @@ def sp_fixed(x, routed, router):
 def sp_buggy(x, routed, router):
     tokens = torch.tensor(float(x.size(0)))
     total = tokens
-    dist.all_reduce(total)
+    dist.all_reduce(total)  # in place: tokens is overwritten, too
     return per_token_gradient(x, routed, router, tokens, total)
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA/Megatron-LM #1446: the final LayerNorm drifts apart under sequence parallelism.
+"""NVIDIA/Megatron-LM #1446: the gradients of the final LayerNorm are not summed under sequence parallelism.
 
 The norm before the head runs on each rank's own tokens. Its weight and bias are replicated, their gradients are not:
 each rank has those of its tokens, and they were never summed over the tensor-parallel group before the update.

@@ -1,4 +1,4 @@
-"""NVIDIA-NeMo/Automodel #1260: the backward of a gather that only takes a slice.
+"""NVIDIA-NeMo/Automodel #1260: the backward of a gather takes a slice where a sum over the ranks is due.
 
 Expert parallelism gathers all tokens, and each rank runs its own expert on them. So each rank has a part of the gradient
 of every token: the parts must be summed and scattered. `DTensor.full_tensor()` keeps this rank's slice instead.

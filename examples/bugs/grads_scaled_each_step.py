@@ -1,4 +1,4 @@
-"""pytorch/torchtitan #1733: gradient accumulation over several steps of a pipeline schedule.
+"""pytorch/torchtitan #1733: each step of a pipeline schedule scales the gradients of all steps before it.
 
 After each step of the schedule a stage divides its gradients by the number of microbatches. It divides all of `.grad`,
 that of earlier steps too, which therefore shrinks again and again, as in a moving average.

@@ -58,7 +58,7 @@ def fixed():
 
 
 @gg.check(expect="unproven")  # not decided yet: an index that comes from two tensors, a label and the padding
-def fixed_by_ignoring():
+def by_ignoring():
     return verify(cp_ignoring, local=lambda labels, coord: F.pad(labels[1:], (0, 1), value=IGNORED).chunk(2)[coord["cp"]])
 
 

@@ -1,4 +1,4 @@
-"""pytorch/torchtitan #1373, NVIDIA/Megatron-LM #6839: multi-head latent attention with its heads split over the ranks.
+"""pytorch/torchtitan #1373, NVIDIA/Megatron-LM #6839: the gradient of the key that all heads share lacks other ranks' heads.
 
 All heads share one key. Each rank expands it over its own heads, so its gradient lacks the heads of the other ranks,
 unless the backward of the copy sums it. The forward is exact.

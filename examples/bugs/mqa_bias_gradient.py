@@ -1,4 +1,4 @@
-"""bigcode-project/Megatron-LM #11: the key bias of multi-query attention.
+"""bigcode-project/Megatron-LM #11: the gradient of the key bias of multi-query attention is not summed over the ranks.
 
 All heads share one key, which every tensor-parallel rank computes with a copy of its weight and bias, while each rank
 has its own query heads. Both gradients must be summed over the ranks; that of the bias was forgotten.

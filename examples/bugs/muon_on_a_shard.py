@@ -10,7 +10,7 @@ import torch.distributed as dist
 import graphguard as gg
 from graphguard import Shard
 
-BUG_LINE = "return w - 0.02 * orthogonalised(grad)  # of this rank's rows"
+BUG_LINE = "x = grad / grad.norm()"
 
 
 def orthogonalised(grad, steps=2):
@@ -33,7 +33,7 @@ def tp_fixed(w, grad):
 
 
 def tp_buggy(w, grad):
-    return w - 0.02 * orthogonalised(grad)  # of this rank's rows
+    return w - 0.02 * orthogonalised(grad)
 
 
 ARGS = {"mesh": {"tp": 2}, "inputs": {"w": gg.Input((4, 4), Shard(0)), "grad": gg.Input((4, 4), Shard(0))}}

@@ -1,4 +1,4 @@
-"""Published with GraphGuard (Entangle, ASPLOS '26): the gradient of a LayerNorm's weight under sequence parallelism.
+"""Published with GraphGuard (Entangle, ASPLOS '26): the gradient of a LayerNorm's weight is not summed.
 
 The norm runs on each rank's own tokens, the matrix behind it is column-parallel. Gathering the tokens in between has
 the right backward, yet the gradient of the replicated weight of the norm still covers one rank's tokens only.

@@ -1,7 +1,7 @@
-"""Published with GraphGuard (Entangle, ASPLOS '26): padding and slicing that do not match.
+"""Published with GraphGuard (Entangle, ASPLOS '26): the padding is cut off at the wrong end.
 
-A sequence that does not divide evenly is padded, split, and gathered again. Padded in front but cut behind, the result
-keeps the padding and loses the last tokens.
+A sequence that does not divide evenly is padded, split over the ranks, and gathered again. Padded in front but cut
+behind, the result keeps the padding and loses the last tokens.
 """
 
 import torch

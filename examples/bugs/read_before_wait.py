@@ -1,4 +1,4 @@
-"""The gradients are reduced in the background, and used before the reduction is waited for."""
+"""A common mistake: gradients that are reduced in the background are used before the reduction is waited for."""
 
 import torch
 import torch.distributed as dist

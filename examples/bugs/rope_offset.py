@@ -1,4 +1,4 @@
-"""Published with GraphGuard (Entangle, ASPLOS '26): rotary positions under sequence parallelism.
+"""Published with GraphGuard (Entangle, ASPLOS '26): the rotary positions of every rank begin at zero.
 
 Each rank rotates the queries and keys of its own tokens, but counts their positions from zero, so the tokens of all
 ranks but the first are rotated as if they stood at the beginning of the sequence.

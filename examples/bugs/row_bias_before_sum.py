@@ -1,6 +1,7 @@
-"""PaddlePaddle/Paddle #35186, huggingface/text-generation-inference #1036: the bias of a row-parallel linear layer.
+"""PaddlePaddle/Paddle #35186, huggingface/text-generation-inference #1036: a bias is added before the sum over the ranks.
 
-Each rank adds the whole bias to its partial product, and the sum over the ranks counts it once per rank.
+In a row-parallel linear layer each rank adds the whole bias to its partial product, and the sum over the ranks counts
+it once per rank.
 """
 
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""huggingface/nanotron #172, #46: the backward of a row-parallel linear layer that ends in a reduce-scatter.
+"""huggingface/nanotron #172, #46: a row-parallel backward multiplies by the weight before it gathers.
 
 The output is split by tokens, so its gradient is, too. The backward must gather it and then multiply. The asynchronous
 path multiplied first and gathered the result: tokens of other ranks meet the wrong shard of the weight. The forward is

@@ -1,4 +1,4 @@
-"""Published with GraphGuard (Entangle, ASPLOS '26): expert weights sharded where they should be replicated.
+"""Published with GraphGuard (Entangle, ASPLOS '26): expert weights are sharded where they should be replicated.
 
 Under sequence parallelism each rank sends its own tokens through the experts, so it needs their whole weights. With
 the weights split as tensor parallelism splits them, each token meets a part of its expert, and no sum repairs that.

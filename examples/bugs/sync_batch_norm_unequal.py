@@ -1,4 +1,4 @@
-"""pytorch/pytorch #36382, #36688: the backward of SyncBatchNorm with batches of unequal size.
+"""pytorch/pytorch #36382, #36688: the backward of SyncBatchNorm averages the means of unequal batches.
 
 The backward subtracts two means over the whole batch. Each rank took the mean over its own examples, and the ranks'
 means were averaged: right only if all ranks have as many examples.

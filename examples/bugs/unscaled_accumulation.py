@@ -1,4 +1,4 @@
-"""Published with GraphGuard (Entangle, ASPLOS '26): gradient accumulation without scaling.
+"""Published with GraphGuard (Entangle, ASPLOS '26): accumulated gradients are not divided by the number of microbatches.
 
 A batch is cut into microbatches whose gradients add up. Each loss is a mean over its microbatch, so without dividing
 by their number the gradient is as many times too large.
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import graphguard as gg
 from graphguard import Replicate, Shard
 
-MICROBATCHES = 2
+MICROBATCHES = 4
 BUG_LINE = "loss = F.mse_loss(torch.tanh(part @ w), wanted)"
 
 
@@ -44,7 +44,7 @@ def dp_buggy(x, target, w):
 
 ARGS = {
     "mesh": {"dp": 2},
-    "inputs": {"x": gg.Input((8, 4), Shard(0)), "target": gg.Input((8, 3), Shard(0)), "w": gg.Input((4, 3))},
+    "inputs": {"x": gg.Input((16, 4), Shard(0)), "target": gg.Input((16, 3), Shard(0)), "w": gg.Input((4, 3))},
     "outputs": {"out": Replicate()},
 }
 

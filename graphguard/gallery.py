@@ -1,0 +1,142 @@
+"""What comes of the example gallery: one row per check, and the page of bugs (BUGS.md) that is made of them.
+
+A file below `examples/bugs` has two programs, the faulty one and its repair. Its constant BUG_LINE is the text of the
+faulty line, and the first line of its docstring says who reported the bug and what was wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphguard.checks import Check, Outcome
+from graphguard.report import Report
+
+GALLERY = Path(__file__).parent.parent / "examples"
+MOST_PROCESSES = 2
+_waiting: list[Check] = []  # for the processes, which inherit it: a check's function cannot be sent to them
+
+
+@dataclass(frozen=True)
+class Row:
+    """The outcome of one check.
+
+    found: the first finding, or how the first output is rebuilt, in one line. Lines of the check's own file are numbers only.
+    named: the lines that the findings name, the most telling first.
+    """
+
+    file: str
+    name: str
+    expect: str
+    verdict: str
+    found: str
+    named: tuple[tuple[str, int], ...]
+    seconds: float
+    exit_code: int
+
+    @property
+    def stem(self) -> str:
+        return Path(self.file).stem
+
+    @property
+    def as_expected(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def is_bug(self) -> bool:
+        return self.expect == "refuted"
+
+    @property
+    def place(self) -> int | None:
+        """Which of the named lines is the faulty one, from 1; None if it is none of the first two."""
+        at = fault_line(self.file)
+        places = [number for number, (file, line) in enumerate(self.named[:2], 1) if same_file(file, self.file) and line == at]
+        return places[0] if places else None
+
+
+def rows(checks: Sequence[Check], processes: int = MOST_PROCESSES) -> Iterator[Row]:
+    """Run the checks, and give their rows in the same order, each as soon as it is there."""
+    if processes < 2 or len(checks) < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        yield from map(row, checks)
+        return
+    _waiting[:] = checks
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+        try:
+            yield from pool.map(_waiting_row, range(len(checks)))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _waiting_row(number: int) -> Row:
+    return row(_waiting[number])
+
+
+def row(check: Check) -> Row:
+    outcome = check.outcome()
+    report = outcome.report
+    if report is None:
+        return Row(check.file, check.name, check.expect, "error", str(outcome.error), (), 0.0, outcome.exit_code)
+    seconds = sum(value or 0.0 for value in report.stats.get("seconds", {}).values())
+    exit_code = outcome.exit_code
+    return Row(check.file, check.name, check.expect, report.verdict, _found(outcome), named_lines(report), seconds, exit_code)
+
+
+def _found(outcome: Outcome) -> str:
+    report = outcome.report
+    assert report is not None
+    if report.findings:
+        finding = report.findings[0]
+        own = rf"[^\s()]*\b{re.escape(os.path.basename(outcome.check.file))}:(\d+)"
+        return " ".join(re.sub(own, r"line \1", f"{finding.code} {finding.law or finding.message}").split())
+    relations = [" ".join(text.split()) for text in str(report.relation).splitlines()]
+    return relations[0] if len(relations) == 1 else f"{relations[0]}; and {len(relations) - 1} more" if relations else ""
+
+
+def named_lines(report: Report) -> tuple[tuple[str, int], ...]:
+    """The lines of the distributed program that the findings name, in their order, each once."""
+    named: dict[tuple[str, int], None] = {}
+    for finding in report.findings:
+        for source in (finding.distributed, *finding.sources):
+            if source is not None:
+                named.setdefault((source.file, source.line))
+    return tuple(named)
+
+
+def source_text(file: str, line: int) -> str:
+    """That line of the file, or nothing where there is none."""
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()[line - 1].strip()
+    except (OSError, IndexError):
+        return ""
+
+
+def same_file(one: str, other: str) -> bool:
+    return os.path.basename(one) == os.path.basename(other)
+
+
+def fault_line(file: str) -> int | None:
+    """The number of the line that BUG_LINE has the text of."""
+    text = Path(file).read_text(encoding="utf-8")
+    faults = [
+        statement.value.value
+        for statement in ast.parse(text).body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Constant)
+        and any(isinstance(target, ast.Name) and target.id == "BUG_LINE" for target in statement.targets)
+    ]
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if faults and line.strip() == faults[0]]
+    return lines[0] if len(lines) == 1 else None
+
+
+def headline(file: str) -> tuple[str, str]:
+    """Who reported the bug, and what was wrong, from the first line of the docstring."""
+    docstring = ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or ""
+    who, _, what = docstring.partition("\n")[0].partition(": ")
+    return who, what.rstrip(".")

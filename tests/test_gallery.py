@@ -1,0 +1,196 @@
+"""The example gallery: every check has its verdict, BUGS.md says what they give, and `graphguard demo` shows it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from graphguard import demo
+from graphguard.checks import find_checks
+from graphguard.cli import main
+from graphguard.gallery import GALLERY, Row, fault_line, headline, row
+
+BUGS = sorted((GALLERY / "bugs").glob("*.py"))
+PAGE = Path(__file__).parent.parent / "BUGS.md"
+LONGEST = 92
+LOCATED = {"1st": 16, "2nd": 4}  # of the faulty lines: named first, named second
+
+
+# ---------------------------------------------------------------------- the gallery itself
+@pytest.mark.parametrize("file", sorted(GALLERY.glob("*.py")), ids=lambda file: file.stem)
+def test_a_strategy_has_its_verdicts(file):
+    for check in find_checks(str(file)):
+        done = row(check)
+        assert done.as_expected, f"{check}: {done.verdict}: {done.found}"
+
+
+@pytest.mark.parametrize("file", BUGS, ids=lambda file: file.stem)
+def test_a_bug_has_its_verdicts_and_its_line_of_the_page(file, monkeypatch):
+    monkeypatch.chdir(GALLERY.parent)
+    done = [row(check) for check in find_checks(str(file))]
+    for each in done:
+        assert each.as_expected, f"{each.stem}::{each.name}: {each.verdict}: {each.found}"
+    (line,) = (line for line in PAGE.read_text().splitlines() if f"({file.relative_to(GALLERY.parent)})" in line)
+    assert line == demo._page_line(str(file), done).rstrip("\n"), "run `python -m graphguard.demo BUGS.md`"
+
+
+def test_the_page_has_every_bug_and_says_how_many_are_located():
+    lines = PAGE.read_text().splitlines()
+    bugs = [line for line in lines if line.startswith("| ") and "examples/bugs/" in line]
+    assert len(bugs) == len(BUGS) == 29
+    assert {place: sum(line.endswith(f"| {place} |") for line in bugs) for place in LOCATED} == LOCATED
+    assert lines[-1].startswith(f"29 of 29 faults are refuted. The faulty line is named first for {LOCATED['1st']}, ")
+    assert PAGE.read_text().startswith(demo._PAGE)
+
+
+@pytest.mark.parametrize("file", BUGS, ids=lambda file: file.stem)
+def test_a_bug_is_a_short_file_with_a_fixed_and_a_buggy_check_its_source_and_its_line(file):
+    checks = {check.name: check.expect for check in find_checks(str(file))}
+    assert next(iter(checks)) == "fixed" and checks["buggy"] == "refuted"
+    assert fault_line(str(file)) is not None
+    who, what = headline(str(file))
+    assert what and (re.search(r"/[\w.-]+ #\d+", who) or who.startswith(("Published with GraphGuard", "A common mistake")))
+    assert len(file.read_text().splitlines()) <= LONGEST
+
+
+def test_the_published_and_the_reported_bugs_are_there():
+    sources = [headline(str(file))[0] for file in BUGS]
+    assert sum(who.startswith("Published") for who in sources) == 6
+    assert sum("#" in who for who in sources) == 21
+
+
+# ---------------------------------------------------------------------- the table
+CHECKS = """
+    import graphguard as gg
+    from graphguard import Shard
+
+    BUG_LINE = "return y * 3"
+
+    def seq(x):
+        return x * 2
+
+    def good(x):
+        return x * 2
+
+    def bad(x):
+        y = x + 0
+        return y * 3
+
+    def verify(program):
+        return gg.verify(seq, program, mesh={"tp": 2}, inputs={"x": gg.Input((4,), Shard(0))})
+"""
+PASSES = """
+    @gg.check
+    def passes():
+        return verify(good)
+"""
+CAUGHT = """
+    @gg.check(expect="refuted")
+    def caught():
+        return verify(bad)
+"""
+MISSED = """
+    @gg.check
+    def missed():
+        return verify(bad)
+"""
+BROKEN = """
+    @gg.check
+    def broken():
+        return 1
+"""
+
+
+def gallery(folder, monkeypatch, **files):
+    (folder / "bugs").mkdir()
+    for name, parts in files.items():
+        file = folder / ("bugs" if name.startswith("bug") else "") / f"{name}.py"
+        file.write_text("".join(map(textwrap.dedent, (CHECKS, *parts))))
+    monkeypatch.setattr(demo, "GALLERY", folder)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def shown(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["demo"])
+    return stop.value.code or 0, capsys.readouterr().out.splitlines()
+
+
+def test_the_demo_is_a_table_of_strategies_and_bugs(tmp_path, capsys, monkeypatch):
+    gallery(tmp_path, monkeypatch, strategy=[PASSES], bug=[PASSES, CAUGHT])
+    code, lines = shown(capsys)
+    assert code == 0 and all(len(line) <= 100 for line in lines)
+    assert lines[0] == "Verifying the gallery: 3 checks in 2 processes"
+    heads = [line.split() for line in lines if line.endswith("seconds")]
+    assert heads == [[title, "verdict", "what", "was", "found", "line", "seconds"] for title in ("Strategies", "Bugs")]
+    (strategy,) = (line for line in lines if line.startswith("strategy "))
+    assert strategy.split()[1:5] == ["verified", "out", "=", "concat(rank0.out,"]
+    (number,) = (number for number, line in enumerate(lines) if line.startswith("bug::caught"))
+    assert re.fullmatch(r"bug::caught +refuted +GG202 out: .* 15 +\d+\.\d\d", lines[number])
+    assert "> return y * 3" in [line.strip() for line in lines[number + 1 : number + 4]]
+    assert re.fullmatch(r"2 verified, 1 refuted; all as expected \(\d+ s\)", lines[-3])
+    assert lines[-2] == "1 of 1 bugs refuted; the faulty line is the first or second one named in 1"
+
+
+def test_the_demo_marks_what_is_not_as_expected(tmp_path, capsys, monkeypatch):
+    gallery(tmp_path, monkeypatch, strategy=[PASSES, MISSED])
+    code, lines = shown(capsys)
+    assert code == 1
+    (missed,) = (line for line in lines if line.startswith("strategy::missed"))
+    assert missed.split()[1] == "refuted!"
+    assert re.fullmatch(r"1 verified, 1 refuted; 1 not as expected, marked ! \(\d+ s\)", lines[-1])
+
+
+def test_the_demo_shows_a_check_that_cannot_run(tmp_path, capsys, monkeypatch):
+    gallery(tmp_path, monkeypatch, strategy=[BROKEN, PASSES])
+    code, lines = shown(capsys)
+    assert code == 2
+    (broken,) = (line for line in lines if line.startswith("strategy::broken"))
+    assert broken.split()[1:6] == ["error!", "the", "check", "broken", "returned"]
+
+
+def test_without_a_gallery_the_demo_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "GALLERY", tmp_path / "none")
+    with pytest.raises(SystemExit) as stop:
+        main(["demo"])
+    expected = f"error: the example gallery is not installed ({tmp_path / 'none'}); run this from a clone of the repository\n"
+    assert stop.value.code == 2 and capsys.readouterr().err == expected
+
+
+# ---------------------------------------------------------------------- the page
+def bug(tmp_path, named, verdict="refuted"):
+    file = tmp_path / "fault.py"
+    file.write_text('"""some-org/repo.py #12, #34, other/one #5: a | sign.\n\nMore."""\n\nBUG_LINE = "x = 1"\n\nx = 1\n')
+    found = Row(str(file), "buggy", "refuted", verdict, "GG205 out | in", tuple(named), 0.5, 0)
+    return str(file), [Row(str(file), "fixed", "verified", "verified", "out = rank0.out", (), 0.5, 0), found]
+
+
+@pytest.mark.parametrize(
+    ("named", "place"),
+    [
+        ([("a/fault.py", 7)], "1st"),
+        ([("a/other.py", 7), ("a/fault.py", 7)], "2nd"),
+        ([("a/fault.py", 1), ("a/fault.py", 2), ("a/fault.py", 7)], "no"),
+        ([], "no"),
+    ],
+)
+def test_a_line_of_the_page_says_where_the_faulty_line_is_named(tmp_path, named, place):
+    file, done = bug(tmp_path, named)
+    assert demo._page_line(file, done) == (
+        "| [some-org/repo.py #12](https://github.com/some-org/repo.py/issues/12), "
+        "[#34](https://github.com/some-org/repo.py/issues/34), [other/one #5](https://github.com/other/one/issues/5) "
+        "([fault](examples/bugs/fault.py)) | a \\| sign | verified | refuted | "
+        f"GG205 out \\| in | {place} |\n"
+    )
+
+
+def test_the_page_counts_faults_and_leaves_strategies_out(tmp_path):
+    file, done = bug(tmp_path, [("fault.py", 7)])
+    strategy = Row("mlp.py", "mlp", "verified", "verified", "out = rank0.out", (), 0.5, 0)
+    page = demo.bugs_page([strategy, *done])
+    assert page == demo._PAGE + demo._page_line(file, done) + (
+        "\n1 of 1 faults are refuted. The faulty line is named first for 1, second for 0, and later or not at all for 0.\n"
+    )
