@@ -27,6 +27,8 @@ MODULES = (
     "identities",
     "published",
     "zero",
+    "step",
+    "batch",
     "expert",
     "tensor_more",
 )
