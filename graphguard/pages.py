@@ -156,27 +156,19 @@ PAGES = {
         "operand, as copies, tiles or summands, they must hold the result. Where they do not, the two programs "
         "have parted, or an operator is used that the prover cannot see through.",
         example="""
-        @torch.library.custom_op("graphguard_page::scramble", mutates_args=())
-        def scramble(x: torch.Tensor) -> torch.Tensor:
-            return x.flip(0).cumsum(0)
-
-        @scramble.register_fake
-        def _(x):
-            return torch.empty_like(x)
-
         def seq(x):
-            return scramble(x).sum()
+            return x.prod()
 
         def par(x):
-            total = scramble(x).sum()
-            dist.all_reduce(total)
-            return total
+            product = x.prod()
+            dist.all_reduce(product, op=dist.ReduceOp.PRODUCT)
+            return product
 
-        report = gg.verify(seq, par, mesh={"tp": 2}, inputs={"x": gg.Input((8, 4), Shard(1))})
+        report = gg.verify(seq, par, mesh={"tp": 2}, inputs={"x": gg.Input((8,), Shard(0))})
         """,
-        advice="Compare the two lines. If the programs mean the same, and the report names an operator without a lemma, "
-        "say what it computes: `gg.lemma(operator, definition in torch)`. If it names none, state `outputs=`, or "
-        "write the line as the sequential program does, and see whether the proof comes further.",
+        advice="Compare the two lines. If the programs mean the same, and the report names an operator without a lemma, say "
+        "what it computes: `gg.lemma(operator, definition in torch)`. If it says why a value has no description, make that "
+        "value in another way: the product above can be gathered and multiplied on every rank.",
     ),
     "unexplained-output": Page(
         law="Whoever uses the output of a distributed program must know what each rank has. Equal copies, tiles and "

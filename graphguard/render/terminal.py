@@ -135,11 +135,8 @@ def report_lines(report: Report, look: Look) -> list[Line]:
     if report.counterexample is not None:
         lines += [[], *([Piece(text)] for text in report.counterexample.lines())]
     lines += _open_ends(report)
-    if report.findings and lines[-1]:
-        lines.append([])
-    lines += _texts("note: ", report.notes, look)
-    lines += _texts("assumed: ", report.assumptions, look)
-    return lines + _stats(report)
+    rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look), *_stats(report)]
+    return lines + ([[]] if report.findings and rest else []) + rest
 
 
 def _relations(relations: Sequence[Relation], look: Look) -> list[Line]:
