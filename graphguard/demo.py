@@ -15,8 +15,11 @@ from rich.text import Text
 
 from graphguard.checks import VERDICTS, Check, find_all_checks
 from graphguard.errors import UsageError
-from graphguard.gallery import GALLERY, MOST_PROCESSES, Row, headline, rows, same_file, source_text
+from graphguard.gallery import GALLERY, Row, headline, row_of, same_file, source_text
+from graphguard.render.progress import Progress
+from graphguard.runner import run
 
+_PROCESSES, _INTERRUPTED = 2, 130
 _STYLES = {"verified": "green", "refuted": "red", "unproven": "yellow", "error": "bold red"}
 _CHECK, _VERDICT, _LINE, _SECONDS = 34, 9, 5, 7  # widths of columns; what was found has the rest
 _FOUND_AT_LEAST, _FOUND_LINES = 30, 2
@@ -28,21 +31,33 @@ def main() -> int:
         raise UsageError(f"the example gallery is not installed ({GALLERY}); run this from a clone of the repository")
     checks = find_all_checks([str(GALLERY)])
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"Verifying the gallery: {len(checks)} checks in {MOST_PROCESSES} processes")
+    console.print(f"Verifying the gallery: {len(checks)} checks")
     started = time.monotonic()
-    done = []
-    title = ""
-    for row in rows(checks):
-        if title != (title := "Bugs" if Path(row.file).parent.name == "bugs" else "Strategies"):
-            console.print(_head(title, console.width))
-        done.append(row)
-        for line in _lines(row, _label(row, checks), console.width):
-            console.print(line)
+    done: list[Row] = []
+    progress = Progress(sys.stderr, len(checks))
+    try:
+        for outcome in run(checks, _PROCESSES, progress, listing=False):
+            progress.clear()
+            done.append(row_of(outcome))
+            _show(console, done, checks)
+    except KeyboardInterrupt:
+        progress.clear()
+        print(f"interrupted: {len(done)} of {len(checks)} checks were done", file=sys.stderr)
+        return _INTERRUPTED
     console.print(_summary(done, time.monotonic() - started))
-    return next((code for code in (2, 1, 3) if any(row.exit_code == code for row in done)), 0)
+    return next((code for code in (2, 1, 3) if any(each.exit_code == code for each in done)), 0)
 
 
 # ---------------------------------------------------------------------- the table
+def _show(console: Console, done: Sequence[Row], checks: Sequence[Check]) -> None:
+    """The last row, below the head of its part where it is the first one."""
+    titles = ["Bugs" if Path(each.file).parent.name == "bugs" else "Strategies" for each in done[-2:]]
+    if len(done) == 1 or titles[0] != titles[1]:
+        console.print(_head(titles[-1], console.width))
+    for line in _lines(done[-1], _label(done[-1], checks), console.width):
+        console.print(line)
+
+
 def _label(row: Row, checks: Sequence[Check]) -> str:
     alone = sum(check.file == row.file for check in checks) == 1
     return row.stem if alone else f"{row.stem}::{row.name}"
@@ -170,4 +185,6 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m graphguard.demo BUGS.md")
     os.chdir(GALLERY.parent)
-    Path(sys.argv[1]).write_text(bugs_page(rows(find_all_checks([str(GALLERY / "bugs")]))), encoding="utf-8")
+    found = find_all_checks([str(GALLERY / "bugs")])
+    page = bugs_page(map(row_of, run(found, _PROCESSES, Progress(sys.stderr, len(found)), listing=False)))
+    Path(sys.argv[1]).write_text(page, encoding="utf-8")

@@ -7,20 +7,15 @@ faulty line, and the first line of its docstring says who reported the bug and w
 from __future__ import annotations
 
 import ast
-import multiprocessing
 import os
 import re
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphguard.checks import Check, Outcome
+from graphguard.checks import Outcome
 from graphguard.report import Report
 
 GALLERY = Path(__file__).parent.parent / "examples"
-MOST_PROCESSES = 2
-_waiting: list[Check] = []  # for the processes, which inherit it: a check's function cannot be sent to them
 
 
 @dataclass(frozen=True)
@@ -60,27 +55,8 @@ class Row:
         return places[0] if places else None
 
 
-def rows(checks: Sequence[Check], processes: int = MOST_PROCESSES) -> Iterator[Row]:
-    """Run the checks, and give their rows in the same order, each as soon as it is there."""
-    if processes < 2 or len(checks) < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        yield from map(row, checks)
-        return
-    _waiting[:] = checks
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
-        try:
-            yield from pool.map(_waiting_row, range(len(checks)))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _waiting_row(number: int) -> Row:
-    return row(_waiting[number])
-
-
-def row(check: Check) -> Row:
-    outcome = check.outcome()
-    report = outcome.report
+def row_of(outcome: Outcome) -> Row:
+    check, report = outcome.check, outcome.report
     if report is None:
         return Row(check.file, check.name, check.expect, "error", str(outcome.error), (), 0.0, outcome.exit_code)
     seconds = sum(value or 0.0 for value in report.stats.get("seconds", {}).values())

@@ -11,7 +11,7 @@ import pytest
 from graphguard import demo
 from graphguard.checks import find_checks
 from graphguard.cli import main
-from graphguard.gallery import GALLERY, Row, fault_line, headline, row
+from graphguard.gallery import GALLERY, Row, fault_line, headline, row_of
 
 BUGS = sorted((GALLERY / "bugs").glob("*.py"))
 PAGE = Path(__file__).parent.parent / "BUGS.md"
@@ -23,14 +23,14 @@ LOCATED = {"1st": 16, "2nd": 4}  # of the faulty lines: named first, named secon
 @pytest.mark.parametrize("file", sorted(GALLERY.glob("*.py")), ids=lambda file: file.stem)
 def test_a_strategy_has_its_verdicts(file):
     for check in find_checks(str(file)):
-        done = row(check)
+        done = row_of(check.outcome())
         assert done.as_expected, f"{check}: {done.verdict}: {done.found}"
 
 
 @pytest.mark.parametrize("file", BUGS, ids=lambda file: file.stem)
 def test_a_bug_has_its_verdicts_and_its_line_of_the_page(file, monkeypatch):
     monkeypatch.chdir(GALLERY.parent)
-    done = [row(check) for check in find_checks(str(file))]
+    done = [row_of(check.outcome()) for check in find_checks(str(file))]
     for each in done:
         assert each.as_expected, f"{each.stem}::{each.name}: {each.verdict}: {each.found}"
     (line,) = (line for line in PAGE.read_text().splitlines() if f"({file.relative_to(GALLERY.parent)})" in line)
@@ -102,6 +102,11 @@ BROKEN = """
     def broken():
         return 1
 """
+STOPPED = """
+    @gg.check
+    def stopped():
+        raise KeyboardInterrupt
+"""
 
 
 def gallery(folder, monkeypatch, **files):
@@ -110,6 +115,7 @@ def gallery(folder, monkeypatch, **files):
         file = folder / ("bugs" if name.startswith("bug") else "") / f"{name}.py"
         file.write_text("".join(map(textwrap.dedent, (CHECKS, *parts))))
     monkeypatch.setattr(demo, "GALLERY", folder)
+    monkeypatch.setattr(demo, "_PROCESSES", 1)
     monkeypatch.setenv("COLUMNS", "100")
 
 
@@ -123,7 +129,7 @@ def test_the_demo_is_a_table_of_strategies_and_bugs(tmp_path, capsys, monkeypatc
     gallery(tmp_path, monkeypatch, strategy=[PASSES], bug=[PASSES, CAUGHT])
     code, lines = shown(capsys)
     assert code == 0 and all(len(line) <= 100 for line in lines)
-    assert lines[0] == "Verifying the gallery: 3 checks in 2 processes"
+    assert lines[0] == "Verifying the gallery: 3 checks"
     heads = [line.split() for line in lines if line.endswith("seconds")]
     assert heads == [[title, "verdict", "what", "was", "found", "line", "seconds"] for title in ("Strategies", "Bugs")]
     (strategy,) = (line for line in lines if line.startswith("strategy "))
@@ -150,6 +156,13 @@ def test_the_demo_shows_a_check_that_cannot_run(tmp_path, capsys, monkeypatch):
     assert code == 2
     (broken,) = (line for line in lines if line.startswith("strategy::broken"))
     assert broken.split()[1:6] == ["error!", "the", "check", "broken", "returned"]
+
+
+def test_the_demo_says_what_was_done_when_it_is_interrupted(tmp_path, capsys, monkeypatch):
+    gallery(tmp_path, monkeypatch, strategy=[PASSES, STOPPED])
+    with pytest.raises(SystemExit) as stop:
+        main(["demo"])
+    assert stop.value.code == 130 and capsys.readouterr().err == "interrupted: 1 of 2 checks were done\n"
 
 
 def test_without_a_gallery_the_demo_says_so(tmp_path, capsys, monkeypatch):
