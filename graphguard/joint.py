@@ -15,7 +15,7 @@ from graphguard.agreement import called, disagreement, inconsistency
 from graphguard.findings import Finding
 from graphguard.ir import Graph, Node, Source
 
-_MESSAGES = ("dist.send", "dist.recv")
+MESSAGES = ("dist.send", "dist.recv")
 
 
 @dataclass
@@ -124,7 +124,7 @@ class _Play:
         if problem is not None:
             message = f"rank {rank} calls {node.op} at {node.source}: {problem}"
             raise _Stop(Finding("collective-mismatch", message, (rank,), _sources(node)))
-        match = self._message(rank, node) if node.op in _MESSAGES else self._collective(rank, node)
+        match = self._message(rank, node) if node.op in MESSAGES else self._collective(rank, node)
         match.nodes[rank] = node
         if len(match.nodes) > 1:
             self._require_agreement(match, rank)
@@ -184,11 +184,11 @@ class _Play:
     def _never_comes(self, match: Match, present: int, missing: int) -> bool:
         """Whether a rank that is waited for has ended, or has no counterpart of the message in what it has yet to do."""
         state, mine = self.ranks[missing], match.nodes[present]
-        if state.done or mine.op not in _MESSAGES:
+        if state.done or mine.op not in MESSAGES:
             return state.done
         same = ("tag", "group", "channel")
         return not any(
-            node.op in _MESSAGES and node.op != mine.op and node.kwargs["peer"] == present
+            node.op in MESSAGES and node.op != mine.op and node.kwargs["peer"] == present
             and all(node.kwargs.get(key) == mine.kwargs.get(key) for key in same)
             for node in state.nodes[state.position :]
         )  # fmt: skip
@@ -203,7 +203,7 @@ class _Play:
     @staticmethod
     def _never_joined(match: Match, present: int, missing: int) -> Finding:
         node = match.nodes[present]
-        if node.op in _MESSAGES:
+        if node.op in MESSAGES:
             sends = node.op == "dist.send"
             message = (
                 f"rank {present} {'sends to' if sends else 'receives from'} rank {missing} at {node.source}, "

@@ -126,7 +126,7 @@ def _rectified(table: Table, term: Term | None) -> Term | None:
         if definition is not None and definition.name == "relu" and definition.operands[0]:
             (product,) = definition.operands[0]
             inner = _instance(product, {-1 - n: index for n, index in enumerate(term.factors[0].at)})
-            return _settled(table, term.with_(coefficient=product.label[1], factors=inner))  # type: ignore[index]
+            return _settled(table, term.with_(coefficient=product.label[1], factors=inner))
     return term.with_(coefficient=ONE)
 
 

@@ -25,7 +25,7 @@ from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
 from graphguard.engine.value import add, masked, taken
 from graphguard.ir import Arg, Constant, Graph, Node
 from graphguard.ir import Value as Tensor
-from graphguard.joint import Joint, Match
+from graphguard.joint import MESSAGES, Joint, Match
 from graphguard.lemmas import registry
 
 
@@ -220,7 +220,7 @@ class Interpreter:
             (result,) = self.memo.describe("named", [value], lambda: (named(self.table, value),)) or (value,)
         except Undescribed:
             return value
-        return result  # type: ignore[no-any-return]
+        return result
 
     # ------------------------------------------------------------------ the ranks
     def run_streams(self, streams: Sequence[Stream], joint: Joint, inputs: Mapping[str, Value]) -> list[Environment]:
@@ -358,11 +358,16 @@ class _Meeting:
         )
 
     def complete(self) -> bool:
-        return self.at_home or all(self._position(rank) in self.where[rank][0].posted for rank in self.ranks)
+        """Whether all that is sent has been described. Of a message, only the sender counts."""
+        return self.at_home or all(
+            self._position(rank, match) in self.where[rank][0].posted
+            for match in self.distinct
+            for rank in (match.group[:1] if match.op in MESSAGES else match.group)
+        )
 
-    def _position(self, rank: int) -> int:
+    def _position(self, rank: int, match: Match) -> int:
+        """Where a rank's part in a communication is among its operations."""
         other, lane = self.where[rank]
-        match = next(m for m in self.distinct if rank in m.nodes)
         return other.position_of(lane, match.nodes[rank])
 
     def operand(self, number: int, only: set[int] | None = None) -> Value:
@@ -370,8 +375,9 @@ class _Meeting:
         if self.at_home:
             return _described(self.player.posted[self.position][number])
         sources: dict[tuple[int, int], list[int]] = {}
+        match_of = {rank: match for match in self.distinct for rank in match.group}
         for rank in self.ranks if only is None else sorted(only):
-            sources.setdefault((id(self.where[rank][0]), self._position(rank)), []).append(rank)
+            sources.setdefault((id(self.where[rank][0]), self._position(rank, match_of[rank])), []).append(rank)
         parts = []
         for (_, position), ranks in sources.items():
             player = self.where[ranks[0]][0]
@@ -529,9 +535,7 @@ def _message(m: _Meeting, node: Node) -> list[Described]:
     senders = [match.group[0] for match in m.matches]
     sources: dict[tuple[int, int], list[int]] = {}
     for lane, rank in enumerate(senders):
-        player, _ = m.where[rank]
-        match = m.matches[lane]
-        sources.setdefault((id(player), player.position_of(m.where[rank][1], match.nodes[rank])), []).append(lane)
+        sources.setdefault((id(m.where[rank][0]), m._position(rank, m.matches[lane])), []).append(lane)
     parts = []
     for (_, position), lanes in sources.items():
         player = m.where[senders[lanes[0]]][0]
@@ -606,7 +610,7 @@ def _bound(
 def _what(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Value]) -> Hashable:
     """All that a description may look at, but for the descriptions of the operands, which are listed."""
 
-    def words(arg: Any, tensor: Any) -> Hashable:
+    def words(arg: Any, tensor: Any) -> Any:
         if type(arg) is Value:
             operands.append(arg)
             return tensor.dtype

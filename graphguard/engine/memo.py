@@ -62,7 +62,7 @@ class Memo:
             made = make()
         finally:
             self._table.trace = None
-        if len(kept) < MOST_VARIANTS and _can_be_kept(trace, made):
+        if len(kept) < MOST_VARIANTS and trace.usable and _all_known(made, trace):
             kept.append(_Kept(atoms, trace, tuple(_place(value, operands) for value in made)))
         return made
 
@@ -153,8 +153,9 @@ def _keeps_order(images: Images) -> bool:
     return True
 
 
-def _can_be_kept(trace: Trace, made: Sequence[Any] | None) -> TypeGuard[Sequence[Value]]:
-    if not trace.usable or made is None or not all(isinstance(value, Value) for value in made):
+def _all_known(made: Sequence[Any] | None, trace: Trace) -> TypeGuard[Sequence[Value]]:
+    """Whether all is described, by atoms that the trace knows."""
+    if made is None or not all(isinstance(value, Value) for value in made):
         return False
     return trace.knows(f.atom.id for value in made for term in value.terms for f in term.factors)
 

@@ -15,37 +15,91 @@ from math import gcd, lcm
 import numpy as np
 
 from graphguard.engine.lane import Lane, collapse, equal, everywhere, varies
+from graphguard.engine.order import lanes_in, numbers_of, sorted_by_lane, start_of, with_numbers
 from graphguard.engine.table import Table
 from graphguard.engine.term import Factor, Index, Range, Term, Undescribed, Variable, extent, stride_order, substitute
 
 Names = dict[Variable, Variable]
 MOST_TERMS = 32
 MOST_ORDERS = 6
+MOST_PARTS = 8  # of a sum that is taken apart
 
 
 def merged(table: Table, terms: Sequence[Term]) -> tuple[Term, ...]:
     """The terms with all that can be joined joined, in the order of their first parts."""
     if len(terms) < 2:
         return tuple(terms)
-    result: list[Term] = []
-    for term in terms:
-        _insert(table, result, term)
-        if len(result) > MOST_TERMS:
-            raise Undescribed(f"a sum of more than {MOST_TERMS} terms")
+    result = _inserted(table, terms)
+    if len(result) > 1:
+        ordered = ordered_by_lane(table, result)
+        if ordered is not None:
+            result = _inserted(table, ordered)
+    if len(result) > 1:
+        parted = _parted(table, result)
+        if parted is not None:
+            regrouped = _inserted(table, _inserted(table, parted, pairs=False))
+            result = regrouped if len(regrouped) <= len(result) else result
     return tuple(result)
 
 
-def _insert(table: Table, result: list[Term], term: Term) -> None:
+def _parted(table: Table, terms: Sequence[Term]) -> list[Term] | None:
+    """The terms with sums over a few taken apart where another term is like one of the few, all in ascending order: parts
+    that were joined at a distance, before the part between them came, are joined anew."""
+    found: list[Term] = []
+    for term in terms:
+        like_one = any(len(o.ranges) + 1 == len(term.ranges) and signature(o) == signature(term) for o in terms)
+        few = next((v for v in term.summed if _is_few(extent(term.ranges[v])) and _leaves_gaps(term, v)), None)
+        found += _instances(table, term, few) if like_one and few is not None else [term]
+    if len(found) == len(terms):
+        return None
+    return sorted(found, key=lambda term: start_of(grounded(term)))
+
+
+def _leaves_gaps(term: Term, variable: Variable) -> bool:
+    """Whether the elements of a sum lie further apart than what is summed at each of them."""
+    summed = set(term.summed) - {variable}
+    for factor in term.factors:
+        for index in factor.at:
+            stride = abs(dict(index.terms).get(variable, 0))
+            inner = [abs(s) * (extent(term.ranges[v]) - 1) for v, s in index.terms if v in summed]
+            if stride and everywhere(stride > 1 + sum(inner)):
+                return True
+    return False
+
+
+def _is_few(size: Lane) -> bool:
+    return isinstance(size, int) and size <= MOST_PARTS
+
+
+def _instances(table: Table, term: Term, variable: Variable) -> list[Term]:
+    low, high = term.ranges[variable]
+    rest = {v: span for v, span in term.ranges.items() if v != variable}
+    each = [Index((), collapse(low + n)) for n in range(int(extent((low, high))))]
+    parts = [table.settle(term.with_(factors=substitute(term.factors, {variable: at}), ranges=rest)) for at in each]
+    return [part for part in parts if part is not None]
+
+
+def _inserted(table: Table, terms: Sequence[Term], pairs: bool = True) -> list[Term]:
+    result: list[Term] = []
+    for term in terms:
+        _insert(table, result, term, pairs)
+        if len(result) > MOST_TERMS:
+            raise Undescribed(f"a sum of more than {MOST_TERMS} terms")
+    return result
+
+
+def _insert(table: Table, result: list[Term], term: Term, pairs: bool) -> None:
+    """Add a term, joined with those that it continues; with `pairs`, also with one that lies at a distance."""
     mine = signature(term)
     for place, other in enumerate(result):
         if signature(other) != mine:
             continue
-        joined = _joined(table, other, term)
+        joined = _joined(table, other, term, pairs)
         if joined is not None:
             del result[place]
             settled = table.settle(joined) if joined.coefficient else None
             if settled is not None:
-                _insert(table, result, settled)
+                _insert(table, result, settled, pairs)
             return
     result.append(term)
 
@@ -63,6 +117,49 @@ def same_term(a: Term, b: Term) -> bool:
         and all(_same(x, y) for x, y in zip(a.box, b.box, strict=True))
         and any(all(_same(a.ranges[v], b.ranges[w]) for v, w in names.items()) for names, _ in matches(a, b))
     )
+
+
+def ordered_by_lane(table: Table, terms: Sequence[Term]) -> list[Term] | None:
+    """The terms with those that differ in numbers alone in the same order in every lane; None if all are."""
+    lanes = lanes_in(terms)
+    if lanes is None:
+        return None
+    changed = False
+    result: list[Term] = []
+    for group in _alike_but_for_numbers(terms):
+        ordered = sorted_by_lane([numbers_of(term, lanes) for term in group]) if len(group) > 1 else None
+        if ordered is None:
+            result += group
+            continue
+        changed = True
+        settled = [table.settle(with_numbers(group[0], numbers)) for numbers in ordered]
+        result += [term for term in settled if term is not None]
+    return result if changed else None
+
+
+def _alike_but_for_numbers(terms: Sequence[Term]) -> Iterator[list[Term]]:
+    """Terms in groups, those of a group with the same variables, all starting at 0."""
+    groups: list[list[Term]] = []
+    for term in map(grounded, terms):
+        for group in groups:
+            other = _renamed_like(group[0], term)
+            if other is not None:
+                group.append(other)
+                break
+        else:
+            groups.append([term])
+    yield from groups
+
+
+def _renamed_like(a: Term, b: Term) -> Term | None:
+    """The second term with the variables of the first, if they differ in their boxes and offsets alone."""
+    if a.coefficient != b.coefficient or signature(a) != signature(b) or varies(a.weight) or varies(b.weight):
+        return None
+    for names, other in matches(a, b, offsets=False):
+        if all(_same(a.ranges[v], other.ranges[w]) for v, w in names.items()):
+            back = {w: Index(((v, 1),)) for v, w in names.items()}
+            return a.with_(factors=substitute(other.factors, back), box=b.box)
+    return None
 
 
 # ---------------------------------------------------------------------- which variables correspond
@@ -104,7 +201,7 @@ def _match(a: Term, factors: tuple[Factor, ...], b: Term, offsets: bool) -> Name
 
 
 # ---------------------------------------------------------------------- joining
-def _joined(table: Table, a: Term, b: Term) -> Term | None:
+def _joined(table: Table, a: Term, b: Term, pairs: bool) -> Term | None:
     if (varies(a.weight) or varies(b.weight)) and everywhere((np.asarray(a.weight) * b.weight) == 0):
         return next((_laned(a, each, names) for names, each in matches(a, b, offsets=False)), None)
     boxes = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not _same(x, y)]
@@ -118,7 +215,7 @@ def _joined(table: Table, a: Term, b: Term) -> Term | None:
     a, b = grounded(a), grounded(b)
     for x, y in _alike(table, a, b, dim):
         for names, other in matches(x, y, offsets=False):
-            joined = _join(table, x, other, names, dim)
+            joined = _join(table, x, other, names, dim, pairs)
             if joined is not None:
                 return joined
     return None
@@ -195,7 +292,7 @@ def _total(a: Term, b: Term) -> tuple[Fraction, Lane]:
     return (Fraction(0), 1) if equal(weight, 0) else (common, collapse(weight))
 
 
-def _join(table: Table, a: Term, b: Term, names: Names, dim: int | None) -> Term | None:
+def _join(table: Table, a: Term, b: Term, names: Names, dim: int | None, pairs: bool) -> Term | None:
     """One term for both, where `b` lies at some distance from `a`; along a dim it comes after it."""
     distances = _distances(a, b)
     sizes = [v for v, w in names.items() if not equal(a.ranges[v][1], b.ranges[w][1])]
@@ -206,7 +303,8 @@ def _join(table: Table, a: Term, b: Term, names: Names, dim: int | None) -> Term
     if len(sizes) > 1 or not equal(a.weight, b.weight):
         return None
     if a.coefficient == b.coefficient:
-        return _continued(a, b, names, distances, sizes, dim) or (_paired(table, a, distances, dim, b) if not sizes else None)
+        continued = _continued(a, b, names, distances, sizes, dim)
+        return continued or (_paired(table, a, distances, dim, b) if pairs and not sizes else None)
     if a.coefficient == -b.coefficient and len(sizes) == 1 and dim is None:
         return _reduced(a, b, names, distances, sizes[0])
     return None
@@ -262,6 +360,8 @@ def _paired(table: Table, a: Term, distances: list[list[Lane]], dim: int | None,
     if dim is None:
         if a.summed and not _regular(a, steps):
             return None
+        if next((step for row in steps for step in row if step), 0) < 0:  # from the other one, it is upwards
+            return _with_variable(table, b, [[-step for step in row] for row in steps], 2, None)
         return _with_variable(table, a, steps, 2, None)
     if not equal(extent(a.box[dim]), extent(b.box[dim])):
         return None

@@ -20,6 +20,7 @@ from graphguard.engine.proof import Proof, Relation
 from graphguard.engine.relate import Held, Placements, Relator, held
 from graphguard.engine.show import relation_of
 from graphguard.engine.table import Table
+from graphguard.engine.tangle import untangled
 from graphguard.engine.term import Value
 from graphguard.engine.value import same, taken
 from graphguard.findings import Finding
@@ -77,7 +78,7 @@ def interpret(
     found = Interpretation(table)
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording = False
-    streams = classes_of(joint.graphs, relations)
+    streams = untangled(classes_of(joint.graphs, relations), joint)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
     found.opaque, found.fallbacks, found.presumed = interpreter.opaque, interpreter.fallbacks, interpreter.presumed
     found.relied_on = list(interpreter.relied_on.values())

@@ -77,7 +77,7 @@ class Trace:
 
         self._take(again, ids, answer)
 
-    def looked_up(self, shape: int, ids: tuple[int, ...], atoms: Mapping[Hashable, Atom] | None) -> None:
+    def looked_up(self, shape: int, ids: tuple[int, ...], atoms: Mapping[Any, Atom] | None) -> None:
         """A look-up of all atoms that are put together in one way."""
         patterns = tuple(atoms or ())
         held = [(atom.id, facts_of(atom)) for atom in (atoms or {}).values()]

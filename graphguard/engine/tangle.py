@@ -1,0 +1,95 @@
+"""Classes of ranks that wait for themselves, and how to part them.
+
+Ranks of one class are described at once. In a pipeline, though, a rank may receive what a rank of its own class makes of what
+that one received: all at once, neither could begin. Such classes are parted by the classes that their ranks hear from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from graphguard.engine.classes import Stream
+from graphguard.ir import Node, Value
+from graphguard.joint import MESSAGES, Joint, Match
+
+
+def untangled(streams: Sequence[Stream], joint: Joint) -> list[Stream]:
+    """Classes that can be described one operation after another."""
+    found = list(streams)
+    while stuck := _Run(found, joint).stuck():
+        parted = [part for stream in found for part in (_parted(stream, found, joint) if stream in stuck else [stream])]
+        if len(parted) == len(found):  # not by whom they hear: each on its own
+            parted = [part for stream in found for part in (_alone(stream) if stream in stuck else [stream])]
+            if len(parted) == len(found):
+                return found
+        found = parted
+    return found
+
+
+def _parted(stream: Stream, streams: Sequence[Stream], joint: Joint) -> list[Stream]:
+    class_of = {rank: number for number, each in enumerate(streams) for rank in each.ranks}
+    parts: dict[Hashable, list[int]] = {}
+    for lane, (rank, graph) in enumerate(zip(stream.ranks, stream.graphs, strict=True)):
+        heard = [
+            tuple(class_of[other] for other in _senders(joint.match_of(rank, node)) if other != rank)
+            for node in graph.nodes
+            if _meets(node)
+        ]
+        parts.setdefault(tuple(heard), []).append(lane)
+    return [_of_lanes(stream, lanes) for lanes in parts.values()]
+
+
+def _alone(stream: Stream) -> list[Stream]:
+    return [_of_lanes(stream, [lane]) for lane in range(stream.lanes)]
+
+
+def _of_lanes(stream: Stream, lanes: Sequence[int]) -> Stream:
+    return Stream(*([row[lane] for lane in lanes] for row in (stream.ranks, stream.graphs, stream.relations)))  # type: ignore[arg-type]
+
+
+def _meets(node: Node) -> bool:
+    return node.communicates and node.op != "dist.wait"
+
+
+def _senders(match: Match) -> Sequence[int]:
+    return match.group[:1] if match.op in MESSAGES else match.group
+
+
+class _Run:
+    """The order in which operations can be described, without describing them."""
+
+    def __init__(self, streams: Sequence[Stream], joint: Joint):
+        self.streams, self.joint = streams, joint
+        self.posted: set[Node] = set()  # communications, of every rank, whose operands are there
+        self.known: list[set[Value]] = [{*s.graphs[0].inputs.values(), *s.graphs[0].constants} for s in streams]
+        self.pending = [list(range(len(stream.graphs[0].nodes))) for stream in streams]
+
+    def stuck(self) -> list[Stream]:
+        """The classes that do not come to their end."""
+        while any([self._advance(number) for number in range(len(self.streams))]):
+            pass
+        return [stream for stream, left in zip(self.streams, self.pending, strict=True) if left]
+
+    def _advance(self, number: int) -> bool:
+        stream, known, waiting = self.streams[number], self.known[number], []
+        moved = False
+        for position in self.pending[number]:
+            node = stream.graphs[0].nodes[position]
+            ready = all(value in known for value in node.operands())
+            if ready and _meets(node):
+                nodes = [graph.nodes[position] for graph in stream.graphs]
+                if nodes[0] not in self.posted:
+                    self.posted.update(nodes)
+                    moved = True
+                matches = {id(match): match for match in map(self.joint.match_of, stream.ranks, nodes)}
+                ready = all(self._arrived(match) for match in matches.values())
+            if ready:
+                known.update(node.outputs)
+                moved = True
+            else:
+                waiting.append(position)
+        self.pending[number] = waiting
+        return moved
+
+    def _arrived(self, match: Match) -> bool:
+        return all(match.nodes[rank] in self.posted for rank in _senders(match))
