@@ -1,293 +1,47 @@
-"""Every row of the table of lemmas against torch: whole tensors, and shards in several lanes.
-
-All cases are captured as one program and described over one table; what each output is described as is evaluated and compared
-with what torch computes. Then the same with inputs cut into shards, one per lane, as an input relation would.
-"""
+"""Every row of the table of lemmas against torch, by the audit that `graphguard lemmas audit` runs; and what rows refuse."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import lemma_networks  # noqa: F401 - importing cases registers them
-import lemma_reductions  # noqa: F401
-import lemma_tensors  # noqa: F401
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from harness import capture_one
-from lemma_case import CASES, Case, N, Spec, X
 
 from graphguard.aten.operators import overload
-from graphguard.engine.evaluate import Evaluator, Unlearned
-from graphguard.engine.interpret import Interpreter, Unknown, _bound, elements
-from graphguard.engine.lane import collapse
+from graphguard.engine.evaluate import Evaluator
+from graphguard.engine.interpret import Interpreter, Unknown
 from graphguard.engine.meaning import FUNCTIONS
 from graphguard.engine.table import Table
-from graphguard.engine.term import Value
 from graphguard.engine.value import cut
-from graphguard.ir import Graph, Node
 from graphguard.lemmas import registry
-from graphguard.oracle.replay import run
+from graphguard.oracle.audit import audit, operators_met
+from graphguard.oracle.samples import SAMPLES
+from graphguard.oracle.samples.sample import N, Spec, X
 from graphguard.relation import Input
 
-Tensors = dict[str, torch.Tensor]
-Cut = dict[str, int]  # the dim along which each sharded input is cut
-MOST_CUTS = 10
+PORTIONS = 16  # of the samples, so that test processes share them
 
 
-class Sharding(NamedTuple):
-    lanes: int
-    cut: Cut
-
-
-# ---------------------------------------------------------------------- programs
-def tensors_of(cases: Mapping[str, Case]) -> Tensors:
-    """Random tensors for all cases; floats in 64 bits."""
-    made = {}
-    for case in cases.values():
-        for number, (name, spec) in enumerate(case.inputs.items()):
-            made[f"{case.name}/{name}"] = spec.tensor(torch.Generator().manual_seed(number))
-    return made
-
-
-def capture_all(cases: Mapping[str, Case], shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-    def program(**given: torch.Tensor) -> Any:
-        return {name: case.program(**{n: given[f"{name}/{n}"] for n in case.inputs}) for name, case in cases.items()}
-
-    inputs = {
-        f"{name}/{n}": Input(shapes[f"{name}/{n}"], dtype=spec.dtype)
-        for name, case in cases.items()
-        for n, spec in case.inputs.items()
-    }
-    return capture_one(program, inputs)
-
-
-def outputs_of(graph: Graph, name: str) -> dict[str, Any]:
-    return {path: value for path, value in graph.outputs.items() if path.split(".")[0] == name and value is not None}
-
-
-def nodes_of(graph: Graph, name: str) -> list[Node]:
-    """The nodes that a case's outputs depend on."""
-    needed, found = set(outputs_of(graph, name).values()), []
-    for node in reversed(graph.nodes):
-        if not needed.isdisjoint(node.outputs):
-            needed.update(node.operands())
-            found.append(node)
-    return found[::-1]
-
-
-class Watching(Interpreter):
-    """Notes the nodes that no row described, and those where a row failed."""
-
-    def __init__(self, table: Table):
-        super().__init__(table)
-        self.fallen: dict[int, str] = {}
-
-    def describe(self, node: Node, args: Any, kwargs: Any, lanes: int) -> Any:
-        try:
-            return super().describe(node, args, kwargs, lanes)
-        except Exception as error:
-            self.fallen[id(node)] = f"{node.op}: {type(error).__name__}: {error}"
-            return [Unknown(str(error), node)] * len(node.outputs)
-
-    def _opaque(self, node: Node, args: Any, kwargs: Any, reason: str) -> Any:
-        self.fallen[id(node)] = f"{node.op}: {reason}"
-        return super()._opaque(node, args, kwargs, reason)
-
-    def run_ranks(self, graph: Graph, inputs: Mapping[str, Value], lanes: int) -> dict[Any, Any]:
-        environment: dict[Any, Any] = {value: inputs[name] for name, value in graph.inputs.items()}
-        environment |= {value: self.constant(constant) for value, constant in graph.constants.items()}
-        for node in graph.nodes:
-            args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
-            environment |= zip(node.outputs, self.describe(node, args, kwargs, lanes), strict=False)
-        return environment
-
-
-class Described:
-    """All cases, described whole; and the tools to describe and to evaluate shards of them."""
-
-    def __init__(self) -> None:
-        self.full = tensors_of(CASES)
-        self.graph = capture_all(CASES, {name: tuple(tensor.shape) for name, tensor in self.full.items()})
-        self.table = Table()
-        self.interpreter = Watching(self.table)
-        self.inputs = {
-            name: self.interpreter.input(name, registry.described_shape(value)) for name, value in self.graph.inputs.items()
-        }
-        for case in CASES.values():
-            for name, spec in case.inputs.items():
-                if (
-                    not spec.dtype.is_floating_point
-                    and not spec.dtype.is_complex
-                    and spec.declared
-                    and spec.dtype != torch.bool
-                ):
-                    for term in self.inputs[f"{case.name}/{name}"].terms:
-                        self.table.declare(term.factors[0].atom, int(spec.low), int(spec.high))
-        self.environment = self.interpreter.run_sequential(self.graph, self.inputs)
-        self.table.recording = False
-        self.results = run(self.graph, self.full, wide=True).values
-        self.evaluator = self.evaluator_of(self.graph)
-        learn(self.evaluator, self.graph.nodes, self.environment, self.results, 0)
-
-    def evaluator_of(self, graph: Graph) -> Evaluator:
-        arrays = {name: as_array(tensor) for name, tensor in self.full.items()}
-        constants = {constant: elements(constant) for constant in graph.constants.values()}
-        return Evaluator(self.table, arrays, constants)
-
-
-def learn(
-    evaluator: Evaluator, nodes: Iterable[Node], environment: Mapping[Any, Any], results: Mapping[Any, torch.Tensor], lane: int
-) -> None:
-    """What operators that are known by name alone give, from the tensors that they gave."""
-    for node in nodes:
-        for tensor in node.outputs:
-            value = environment.get(tensor)
-            if isinstance(value, Value) and tensor in results:
-                evaluator.learn(value, lane, as_array(results[tensor]))
-
-
-def as_array(tensor: torch.Tensor) -> Any:
-    tensor = tensor.detach().resolve_conj()
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).numpy(force=True)
-
-
-@functools.cache
-def described() -> Described:
-    return Described()
-
-
-def assert_meets(evaluator: Evaluator, value: Value, lane: int, expected: torch.Tensor, what: str) -> None:
-    with np.errstate(all="ignore"):
-        got = evaluator.value(value, lane)
-    np.testing.assert_allclose(got, as_array(expected).astype(float), rtol=1e-7, atol=1e-9, err_msg=what)
-
-
-# ---------------------------------------------------------------------- whole tensors
-@pytest.mark.parametrize("name", CASES)
-def test_a_row_says_what_torch_computes(name: str) -> None:
-    whole = described()
-    nodes = nodes_of(whole.graph, name)
-    fallen = [whole.interpreter.fallen[id(node)] for node in nodes if id(node) in whole.interpreter.fallen]
-    assert not fallen
-    outputs = outputs_of(whole.graph, name)
-    assert outputs
-    for path, tensor in outputs.items():
-        value = whole.environment[tensor]
-        assert isinstance(value, Value), f"{path}: {value}"
-        assert_meets(whole.evaluator, value, 0, whole.results[tensor], f"{path} from {[n.op for n in nodes]}")
-
-
-# ---------------------------------------------------------------------- shards
-def shardings(case: Case) -> Iterator[Sharding]:
-    """Each input along each dim, alone and together with all others that have the same dim, counted from either end."""
-    seen: list[Sharding] = []
-    for lanes in (2, 3):
-        alone: list[Cut] = [{name: dim} for name, spec in case.inputs.items() for dim in range(len(spec.shape))]
-        rank = max(len(spec.shape) for spec in case.inputs.values())
-        left: list[Cut] = [{n: d for n, s in case.inputs.items() if len(s.shape) > d} for d in range(rank)]
-        right: list[Cut] = [{n: len(s.shape) - 1 - d for n, s in case.inputs.items() if len(s.shape) > d} for d in range(rank)]
-        cuts = [*left, *right, *alone] if case.only is None else [left[dim] for dim in case.only]
-        for cut_ in cuts:
-            even = {name: dim for name, dim in cut_.items() if case.inputs[name].shape[dim] % lanes == 0}
-            sharding = Sharding(lanes, even)
-            if even and sharding not in seen:
-                seen.append(sharding)
-                yield sharding
-
-
-def shard(tensor: torch.Tensor, dim: int, lanes: int, lane: int) -> torch.Tensor:
-    return tensor.chunk(lanes, dim)[lane].clone()
-
-
-def local(case: Case, sharding: Sharding, full: Tensors, lane: int) -> Tensors:
-    lane = min(lane, sharding.lanes - 1)
-    given = {name: full[f"{case.name}/{name}"].clone() for name in case.inputs}
-    return {n: shard(t, sharding.cut[n], sharding.lanes, lane) if n in sharding.cut else t for n, t in given.items()}
-
-
-def runs(case: Case, sharding: Sharding, full: Tensors) -> bool:
-    """Whether the program accepts shards of these shapes. Some kernels do not look at shapes; their meta kernels do."""
-    try:
-        for device in ("meta", "cpu"):
-            for lane in range(sharding.lanes):
-                given = {n: t.to(case.inputs[n].dtype) for n, t in local(case, sharding, full, lane).items()}
-                with torch.device(device):
-                    case.program(**{n: t.to(device) for n, t in given.items()})
-    except (RuntimeError, IndexError, ValueError, AssertionError):
-        return False
-    return True
-
-
-class Lanes(NamedTuple):
-    """One sharding of each case, captured, described and run at once."""
-
-    graph: Graph
-    environment: Mapping[Any, Any]
-    results: list[Mapping[Any, torch.Tensor]]
-    shardings: Mapping[str, Sharding]
-
-
-@functools.cache
-def sharded() -> list[Lanes]:
-    whole = described()
+# ---------------------------------------------------------------------- the audit
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("portion", range(PORTIONS))
+def test_rows_say_what_torch_computes_of_whole_tensors_and_of_shards(portion: int) -> None:
     torch.set_num_threads(1)
-    batches: list[dict[str, Sharding]] = defaultdict(dict)  # type: ignore[assignment]
-    for case in CASES.values():
-        accepted = (s for s in shardings(case) if runs(case, s, whole.full))
-        for number, sharding in zip(range(MOST_CUTS), accepted, strict=False):
-            batches[number][case.name] = sharding
-    return [_described_lanes(whole, batches[number]) for number in sorted(batches)]
-
-
-def _described_lanes(whole: Described, batch: Mapping[str, Sharding]) -> Lanes:
-    cases = {name: CASES[name] for name in batch}
-    given = []
-    for lane in range(3):
-        parts = {name: local(case, batch[name], whole.full, lane) for name, case in cases.items()}
-        given.append({f"{name}/{n}": tensor for name, each in parts.items() for n, tensor in each.items()})
-    graph = capture_all(cases, {name: tuple(tensor.shape) for name, tensor in given[0].items()})
-    inputs = {}
-    for name, (lanes, dims) in batch.items():
-        for n in cases[name].inputs:
-            value = whole.inputs[f"{name}/{n}"]
-            if n in dims:
-                size = int(value.shape[dims[n]]) // lanes
-                starts = np.arange(lanes, dtype=np.int64) * size
-                value = cut(whole.table, value, dims[n], collapse(starts), collapse(starts + size))
-            inputs[f"{name}/{n}"] = value
-    environment = whole.interpreter.run_ranks(graph, inputs, 1)
-    return Lanes(graph, environment, [run(graph, each, wide=True).values for each in given], batch)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_row_says_what_torch_computes_of_shards(name: str) -> None:
-    whole = described()
-    for lanes in sharded():
-        if name not in lanes.shardings:
-            continue
-        evaluator = whole.evaluator_of(lanes.graph)
-        learn(evaluator, nodes_of(whole.graph, name), whole.environment, whole.results, 0)
-        count, cut_ = lanes.shardings[name]
-        for lane in range(count):
-            learn(evaluator, nodes_of(lanes.graph, name), lanes.environment, lanes.results[lane], lane)
-            for path, tensor in outputs_of(lanes.graph, name).items():
-                value = lanes.environment[tensor]
-                if isinstance(value, Value):
-                    with contextlib.suppress(Unlearned):  # of rows of other lanes nothing is known yet
-                        assert_meets(evaluator, value, lane, lanes.results[lane][tensor], f"{path}, lane {lane} of {cut_}")
+    samples = list(SAMPLES.values())[portion::PORTIONS]
+    ledger = audit(samples, examples=1, seed=0)
+    assert [text for line in ledger.values() for text in line.wrong] == []
+    assert [text for line in ledger.values() for text in line.refused] == []
+    assert sum(line.cases for line in ledger.values()) >= 20 * len(samples)
+    assert ledger.functions <= FUNCTIONS.keys()  # else nothing would be evaluated
 
 
 # ---------------------------------------------------------------------- the table as a whole
-def test_every_row_has_a_case() -> None:
-    rows = {row.operator for row in registry.rows() if row.kind != "random"}
-    met = {row.operator for node in described().graph.nodes if (row := registry.lookup(node.op)) is not None}
-    assert sorted(rows - met) == []
+def test_every_row_has_a_sample() -> None:
+    rows = {row.operator for row in registry.rows() if row.kind != "random"}  # of random numbers nothing is said
+    assert sorted(rows - set().union(*operators_met().values())) == []
 
 
 def test_every_row_is_of_an_operator_of_torch() -> None:
@@ -304,17 +58,11 @@ def _exists(name: str) -> bool:
         return False
 
 
-def test_every_function_has_a_meaning() -> None:
-    table = described().table
-    used = {table.definitions[atom.id].name for (kind, _), atom in table.atoms() if kind == "function"}
-    assert used <= FUNCTIONS.keys()
-
-
 # ---------------------------------------------------------------------- what is refused
-def describe_one(program: Any, **inputs: Spec) -> tuple[Watching, dict[str, Any]]:
+def describe_one(program: Any, **inputs: Spec) -> tuple[Interpreter, dict[str, Any]]:
     """A program described on its own: the interpreter, and its outputs."""
     graph = capture_one(program, {name: Input(spec.shape, dtype=spec.dtype) for name, spec in inputs.items()})
-    interpreter = Watching(Table())
+    interpreter = Interpreter(Table())
     given = {name: interpreter.input(name, registry.described_shape(value)) for name, value in graph.inputs.items()}
     for name, spec in inputs.items():
         if spec.dtype == torch.int64 and spec.declared:
@@ -344,7 +92,7 @@ REFUSED = {
 def test_what_a_row_does_not_cover_is_refused(reason: str) -> None:
     program, inputs = REFUSED[reason]
     interpreter, _ = describe_one(program, **inputs)
-    assert interpreter.fallen
+    assert interpreter.fallbacks
 
 
 RANDOM = {
@@ -371,13 +119,13 @@ def test_an_index_of_a_rank_must_lie_in_its_shard() -> None:
     graph = capture_one(
         lambda w, i: (w[i - 3], F.embedding(i - 3, w)), {"w": Input((3, 4)), "i": Input((5,), dtype=torch.int64)}
     )
-    interpreter = Watching(Table())
+    interpreter = Interpreter(Table())
     w, i = interpreter.input("w", (6, 4)), interpreter.input("i", (5,))
     interpreter.table.declare(i.terms[0].factors[0].atom, 0, 6)
     interpreter.table.recording = False
     part = cut(interpreter.table, w, 0, 3, 6)
-    interpreter.run_ranks(graph, {"w": part, "i": i}, 1)
-    assert {text.split(":")[0] for text in interpreter.fallen.values()} == {"aten.index.Tensor", "aten.embedding.default"}
+    interpreter.run_lanes(graph, {"w": part, "i": i}, 1)
+    assert {node.op for node, _ in interpreter.fallbacks} == {"aten.index.Tensor", "aten.embedding.default"}
 
 
 def test_masked_ids_lie_in_the_shard() -> None:
@@ -386,16 +134,16 @@ def test_masked_ids_lie_in_the_shard() -> None:
         return F.embedding((i - 3).masked_fill(mask, 0), w).masked_fill(mask[:, None], 0.0)
 
     graph = capture_one(program, {"w": Input((3, 4)), "i": Input((5,), dtype=torch.int64)})
-    interpreter = Watching(Table())
+    interpreter = Interpreter(Table())
     w, i = interpreter.input("w", (8, 4)), interpreter.input("i", (5,))
     interpreter.table.declare(i.terms[0].factors[0].atom, 0, 8)
     interpreter.table.recording = False
-    environment = interpreter.run_ranks(graph, {"w": cut(interpreter.table, w, 0, 3, 6), "i": i}, 1)
-    assert not interpreter.fallen
+    environment = interpreter.run_lanes(graph, {"w": cut(interpreter.table, w, 0, 3, 6), "i": i}, 1)
+    assert not interpreter.fallbacks
     weights, ids = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 3, 5, 7, 4])
     expected = program(weights[3:6], ids)
     evaluator = Evaluator(interpreter.table, {"w": weights.numpy(), "i": ids.numpy()})
-    assert_meets(evaluator, environment[graph.outputs["out"]], 0, expected, "masked ids")
+    np.testing.assert_allclose(evaluator.value(environment[graph.outputs["out"]]), expected)
 
 
 def test_a_target_that_is_ignored_keeps_its_range() -> None:

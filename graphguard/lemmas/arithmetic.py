@@ -6,10 +6,12 @@ from fractions import Fraction
 from typing import Any
 
 from graphguard.engine.function import is_constant
+from graphguard.engine.lane import everywhere
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.imaginary import complex_add, complex_div, complex_mul
 from graphguard.lemmas.registry import Call, row
+from graphguard.lemmas.whole import bounded, span_of
 
 
 @row("aten.clone.default", means="x", complex=True)
@@ -178,7 +180,7 @@ def unary(c: Call, x: Value) -> Value:
 
 _BINARY = {
     "atan2.default": "atan2", "hypot.default": "hypot", "xlogy.Tensor": "xlogy", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
-    "remainder.Tensor": "remainder", "remainder.Scalar": "remainder", "maximum.default": "maximum",
+    "remainder.Tensor": "remainder", "maximum.default": "maximum",
     "minimum.default": "minimum", "fmax.default": "maximum", "fmin.default": "minimum", "copysign.Tensor": "copysign",
 }  # fmt: skip
 
@@ -189,6 +191,16 @@ def binary(c: Call, a: Any, b: Any) -> Value:
     return c.fn(
         {"fmax": "maximum", "fmin": "minimum", "max": "maximum", "min": "minimum"}.get(name, name), c.value(a), c.value(b)
     )
+
+
+@row("aten.remainder.Scalar", means="what is left of x after whole multiples of a number; x where that is known to be smaller")
+def remainder(c: Call, x: Value, number: Any) -> Value:
+    if not c.is_whole(0) or not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        return c.fn("remainder", x, c.value(number))
+    span = span_of(c.table, x)
+    if span is not None and everywhere(span[0] >= 0) and everywhere(span[1] < number):
+        return x
+    return bounded(c, c.fn("remainder", x, c.value(number)), 0, number)
 
 
 @row("aten.clamp.default", means="x between two numbers")

@@ -72,8 +72,11 @@ def _grouped(c: Call, x: Value, groups: int) -> Value:
     return c.reshape(x, [batch, groups, count_of(c, x, range(1, len(x.shape))) // groups])
 
 
-def _channels(c: Call, w: Value, rank: int) -> Value:
-    return c.reshape(w, [c.size(w, 0), *[1] * (rank - 2)])
+def _channels(c: Call, w: Value, x: Value) -> Value:
+    """One number per channel of x. Some kernels read past the end of a shorter tensor, without a word."""
+    if c.size(w, 0) != c.size(x, 1):
+        raise Undescribed("channels of another number than the numbers for them")
+    return c.reshape(w, [c.size(w, 0), *[1] * (len(x.shape) - 2)])
 
 
 @row("aten.native_group_norm.default", means="(x - mean) rstd w + b, with mean and rstd over groups of channels")
@@ -82,8 +85,8 @@ def group_norm(
 ) -> tuple[Value, Value, Value]:
     centred, mean, rstd = _statistics(c, _grouped(c, x, groups), [2], eps)
     y = c.reshape(c.mul(centred, rstd), x.shape)
-    y = y if w is None else c.mul(y, _channels(c, w, len(x.shape)))
-    y = y if b is None else c.add(y, _channels(c, b, len(x.shape)))
+    y = y if w is None else c.mul(y, _channels(c, w, x))
+    y = y if b is None else c.add(y, _channels(c, b, x))
     return y, c.reshape(mean, mean.shape[:2]), c.reshape(rstd, rstd.shape[:2])
 
 
@@ -97,7 +100,7 @@ def group_norm_backward(
     rest = [d for d in range(len(x.shape)) if d != 1]
     dx = None
     if asked[0]:
-        scaled = g if w is None else c.mul(g, _channels(c, w, len(x.shape)))
+        scaled = g if w is None else c.mul(g, _channels(c, w, x))
         dx = c.reshape(_slope(c, _grouped(c, scaled, groups), normed, rstd, [2]), x.shape)
     dw = c.sum(c.mul(g, c.reshape(normed, x.shape)), rest) if asked[1] else None
     return _asked(dx, dw, c.sum(g, rest) if asked[2] else None)
@@ -113,8 +116,8 @@ def _batch_statistics(c: Call, x: Value, eps: Any) -> tuple[Value, Value, Value,
 
 
 def _affine(c: Call, y: Value, w: Value | None, b: Value | None) -> Value:
-    y = y if w is None else c.mul(y, _channels(c, w, len(y.shape)))
-    return y if b is None else c.add(y, _channels(c, b, len(y.shape)))
+    y = y if w is None else c.mul(y, _channels(c, w, y))
+    return y if b is None else c.add(y, _channels(c, b, y))
 
 
 @row(
@@ -150,7 +153,7 @@ def batch_norm(c: Call, x: Value, w: Value | None, b: Value | None, *args: Any) 
             raise Undescribed("running statistics that are written without notice")
         normed, mean, rstd, _ = _batch_statistics(c, x, eps)
         return _affine(c, normed, w, b), mean, rstd
-    mean, variance = (_channels(c, each, len(x.shape)) for each in statistics[:2])
+    mean, variance = (_channels(c, each, x) for each in statistics[:2])
     normed = c.mul(c.atomic(c.sub(x, mean)), c.power(c.add(variance, c.full((), eps)), -HALF))
     # What stands for statistics of the batch depends on the backend, and nothing reads it.
     saved = [c.opaque("batch_norm_saved", [c.ones(())], 0, each.shape, (n,)) for n, each in enumerate(c.node.outputs[1:])]
@@ -170,10 +173,10 @@ def batch_norm_backward(
         mean, rstd = running_mean, c.power(c.add(running_variance, c.full((), eps)), -HALF)
     if mean is None or rstd is None:
         raise Undescribed("a batch norm without statistics")
-    mean, rstd = _channels(c, mean, rank), _channels(c, rstd, rank)
+    mean, rstd = _channels(c, mean, x), _channels(c, rstd, x)
     normed = c.mul(c.atomic(c.sub(x, mean)), rstd)
     dx = None
     if asked[0]:
-        scaled = g if w is None else c.mul(g, _channels(c, w, rank))
+        scaled = g if w is None else c.mul(g, _channels(c, w, x))
         dx = _slope(c, scaled, normed, rstd, over) if training else c.mul(scaled, rstd)
     return dx, *_asked(c.sum(c.mul(g, normed), over) if asked[1] else None, c.sum(g, over) if asked[2] else None)

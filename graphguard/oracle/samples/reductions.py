@@ -1,13 +1,14 @@
-"""Cases for rows that reduce, order or index."""
+"""Samples of rows that reduce, order or index."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from lemma_case import INF, B, N, P, X, aten, both, case, f32, f64, i64
+
+from graphguard.oracle.samples.sample import INF, B, N, P, X, aten, both, f32, f64, i64, sample
 
 # reductions
-case(
+sample(
     "sums",
     lambda x, i, m: (
         x.sum(),
@@ -25,13 +26,13 @@ case(
     i=N(6),
     m=B(6, 4),
 )
-case(
+sample(
     "means",
     lambda x, i: (x.mean(), x.mean(-1), x.mean((0, 1), keepdim=True), i.mean(dtype=f32), i.float().mean(0), x[0, 0, 0].mean()),
     x=X(6, 4, 2),
     i=N(6, 4),
 )
-case(
+sample(
     "extremes",
     lambda x, i: (
         x.amax(1),
@@ -47,7 +48,7 @@ case(
     x=X(6, 4),
     i=N(6, 4),
 )
-case(
+sample(
     "extremes_and_places",
     lambda x: (
         *x.max(1),
@@ -60,7 +61,7 @@ case(
     ),
     x=X(6, 4),
 )
-case(
+sample(
     "some_and_all",
     lambda m, x, i: (
         m.any(),
@@ -77,7 +78,7 @@ case(
     x=X(6, 4),
     i=N(6, 4, high=2),
 )
-case(
+sample(
     "norms",
     lambda x: (
         x.norm(),
@@ -93,7 +94,7 @@ case(
     ),
     x=X(6, 4),
 )
-case(
+sample(
     "variances",
     lambda x: (
         x.var(),
@@ -107,7 +108,7 @@ case(
     ),
     x=X(6, 4),
 )
-case(
+sample(
     "cumulative",
     lambda x, i: (
         x.cumsum(0),
@@ -124,14 +125,14 @@ case(
     x=X(6, 4),
     i=N(6),
 )
-case("logsumexp", lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), x.logsumexp(-1, keepdim=True), x.logsumexp(0)), x=X(6, 4))
-case(
+sample("logsumexp", lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), x.logsumexp(-1, keepdim=True), x.logsumexp(0)), x=X(6, 4))
+sample(
     "products",
     lambda x, i: (x.prod(), x.prod(1), x.prod(0, keepdim=True), i.prod(0), x.prod(1, dtype=f64)),
     x=X(6, 4),
     i=N(6, 4),
 )
-case(
+sample(
     "orders",
     lambda x: (
         *x.sort(),
@@ -149,46 +150,46 @@ case(
     ),
     x=X(6, 4),
 )
-case("renorm", lambda x: x.renorm(2, 0, 1.0), x=X(6, 4))
+sample("renorm", lambda x: x.renorm(2, 0, 1.0), x=X(6, 4))
 # indices
-case(
+sample(
     "embedding",
     lambda w, i: (F.embedding(i, w), F.embedding(i[0, 0], w), F.embedding(i, w, padding_idx=2)),
     w=X(6, 4),
     i=N(2, 6),
 )
-case("embedding_inferred", lambda w, i: F.embedding(i, w), w=X(6, 4), i=N(2, 6, declared=False))
+sample("embedding_inferred", lambda w, i: F.embedding(i, w), w=X(6, 4), i=N(2, 6, declared=False))
 both("embedding_gradient", lambda w, i: F.embedding(i, w), w=X(6, 4), i=N(2, 6))
 both("embedding_padding", lambda w, i: F.embedding(i, w, padding_idx=-2), w=X(6, 4), i=N(2, 6))
 both("gather", lambda x, i: x.gather(1, i), x=X(6, 6), i=N(6, 2))
-case(
+sample(
     "gather_more",
     lambda x, i: (x.gather(0, i), x.gather(-1, i[:2]), torch.take_along_dim(x[:, :4, :2], i, 0)),
     x=X(6, 6, 3),
     i=N(6, 4, 2, high=3),
 )
-case(
+sample(
     "scatter_add",
     lambda x, i, y: (x.scatter_add(1, i, y), x.scatter_add_(-1, i, y), x.scatter_reduce(1, i, y, "sum")),
     x=X(6, 6),
     i=N(6, 2),
     y=X(6, 3),
 )
-case(
+sample(
     "scatter",
     lambda x, i, y: (x.scatter(1, i, y), x.scatter(1, i, 2.5), x.scatter_(1, i, y[:, 1:])),
     x=X(6, 6),
     i=N(6, 1),
     y=X(6, 6),
 )
-case("one_hot", lambda i: (F.one_hot(i, 7), F.one_hot(i[0], 6)), i=N(4, 6))
-case(
+sample("one_hot", lambda i: (F.one_hot(i, 7), F.one_hot(i[0], 6)), i=N(4, 6))
+sample(
     "index_select",
     lambda x, i: (x.index_select(0, i), x.index_select(-1, i[:2]), x.index_add(0, i, x[:3], alpha=2)),
     x=X(6, 6),
     i=N(3),
 )
-case(
+sample(
     "index",
     lambda x, i, j: (
         x[i],
@@ -204,7 +205,7 @@ case(
     j=N(3),
 )
 both("index_gradient", lambda x, i, j: x[i, j] + x[i].sum(1), x=X(6, 6), i=N(3), j=N(3))
-case(
+sample(
     "index_put",
     lambda x, m, i, y: (
         x.index_put((m,), torch.tensor(2.0)),
@@ -220,19 +221,19 @@ case(
     i=N(3, high=4),
     y=X(3, 4),
 )
-case(
+sample(
     "index_copy",
     lambda x, y: (x.index_copy(0, torch.arange(1, 4), y), x.index_copy(1, torch.tensor([2]), x[:, :1])),
     x=X(6, 4),
     y=X(3, 4),
 )
-case(
+sample(
     "buckets",
     lambda x, e: (torch.bucketize(x, e.cumsum(0)), torch.searchsorted(e.cumsum(0), x, right=True)),
     x=X(6, 4),
     e=P(3, low=0.1, high=0.5),
 )
-case(
+sample(
     "indices_from_data",
     lambda x, w: (w[x.argmax(1)], x.gather(1, x.topk(2)[1]), F.one_hot(x.argmax(-1), 4), x[x[:, 0].argsort()]),
     x=X(6, 4),

@@ -1,8 +1,8 @@
-"""What a case for the table of lemmas is: a tiny program and its inputs."""
+"""What the lemma audit runs: a tiny program and its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 aten = torch.ops.aten
 f32, f64, i64, i32, u8, bf16 = torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bfloat16
 INF = float("inf")
+ZEROS = 0.08
 
 
 # ---------------------------------------------------------------------- inputs
@@ -27,7 +28,10 @@ class Spec(NamedTuple):
         if self.dtype.is_complex:
             return torch.randn(self.shape, generator=generator, dtype=torch.complex128)
         if self.dtype.is_floating_point:
-            return self.low + (self.high - self.low) * torch.rand(self.shape, generator=generator, dtype=f64)
+            drawn = self.low + (self.high - self.low) * torch.rand(self.shape, generator=generator, dtype=f64)
+            if self.low < 0 < self.high:  # some zeros, where functions have their kinks
+                drawn = torch.where(torch.rand(self.shape, generator=generator) < ZEROS, 0.0, drawn)
+            return drawn
         return torch.randint(int(self.low), int(self.high), self.shape, generator=generator, dtype=self.dtype)
 
 
@@ -51,30 +55,45 @@ def C(*shape: int) -> Spec:
     return Spec(shape, torch.complex64)
 
 
-# ---------------------------------------------------------------------- cases
-class Case(NamedTuple):
+# ---------------------------------------------------------------------- samples
+class Sample(NamedTuple):
     name: str
     program: Callable[..., Any]
     inputs: dict[str, Spec]
     only: tuple[int, ...] | None = None  # cut all inputs together along these dims alone: the kernel does not look at shapes
 
+    def resized(self, sizes: Mapping[int, int]) -> Sample:
+        """The sample with other sizes, where one number is replaced by one number throughout."""
 
-CASES: dict[str, Case] = {}
+        def of(number: float) -> float:
+            return sizes.get(int(number), number)
+
+        inputs = {
+            name: spec._replace(
+                shape=tuple(sizes.get(size, size) for size in spec.shape),
+                high=spec.high if spec.dtype.is_floating_point else of(spec.high),
+            )
+            for name, spec in self.inputs.items()
+        }
+        return self._replace(inputs=inputs)
 
 
-def case(name: str, program: Callable[..., Any], only: tuple[int, ...] | None = None, **inputs: Spec) -> None:
-    assert name not in CASES, name
-    CASES[name] = Case(name, program, inputs, only)
+SAMPLES: dict[str, Sample] = {}
+
+
+def sample(name: str, program: Callable[..., Any], only: tuple[int, ...] | None = None, **inputs: Spec) -> None:
+    assert name not in SAMPLES, name
+    SAMPLES[name] = Sample(name, program, inputs, only)
 
 
 def each(names: str, **inputs: Spec) -> None:
-    """A case for each function of torch of one kind of arguments."""
+    """A sample for each function of torch of one kind of arguments."""
     for name in names.split():
         function = getattr(torch, name, None) or getattr(F, name)
-        case(f"{name}_of_each", lambda _f=function, **given: _f(*given.values()), **inputs)
+        sample(f"{name}_of_each", lambda _f=function, **given: _f(*given.values()), None, **inputs)
 
 
-def gradients(program: Callable[..., torch.Tensor], **inputs: Spec) -> Callable[..., Any]:
+def gradients(program: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """The gradients of all float inputs, where a weight that is no constant arrives."""
 
     def backward(**given: torch.Tensor) -> Any:
@@ -87,6 +106,6 @@ def gradients(program: Callable[..., torch.Tensor], **inputs: Spec) -> Callable[
 
 
 def both(name: str, program: Callable[..., Any], only: tuple[int, ...] | None = None, **inputs: Spec) -> None:
-    """A case for a function, and one for its gradients."""
-    case(name, program, only, **inputs)
-    case(f"{name}_backward", gradients(program), only, **inputs)
+    """A sample of a function, and one of its gradients."""
+    sample(name, program, only, **inputs)
+    sample(f"{name}_backward", gradients(program), only, **inputs)

@@ -1,4 +1,4 @@
-"""Cases for rows of networks: activations, normalisation, attention, losses, optimizers."""
+"""Samples of rows of networks: activations, normalisation, attention, losses, optimizers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lemma_case import INF, B, N, P, X, aten, both, case
+
+from graphguard.oracle.samples.sample import INF, B, N, P, X, aten, both, sample
 
 # activations
 for _name in [
@@ -65,8 +66,8 @@ both(
     m=X(4),
     v=P(4),
 )
-case("batch_norm_running", lambda x, m, v: (F.batch_norm(x, m, v, None, None, True, 0.3), m, v), x=X(6, 4), m=X(4), v=P(4))
-case(
+sample("batch_norm_running", lambda x, m, v: (F.batch_norm(x, m, v, None, None, True, 0.3), m, v), x=X(6, 4), m=X(4), v=P(4))
+sample(
     "batch_norm_legit",
     lambda x, m, v: (
         aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)[0],
@@ -79,8 +80,8 @@ case(
 # softmax and attention
 both("softmax", lambda x: x.softmax(1), x=X(6, 4))
 both("log_softmax", lambda x: x.log_softmax(0), x=X(6, 4))
-case("softmax_of_points", lambda x: (x.softmax(0), x.log_softmax(-1)), x=X())
-case(
+sample("softmax_of_points", lambda x: (x.softmax(0), x.log_softmax(-1)), x=X())
+sample(
     "safe_softmax",
     lambda x, m: (
         torch._safe_softmax(x, 1),
@@ -99,7 +100,7 @@ for _name, _more in {"plain": {}, "causal": {"is_causal": True}, "scaled": {"sca
         k=X(2, 2, 6, 4),
         v=X(2, 2, 6, 4),
     )
-case(
+sample(
     "attention_masked",
     lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
     (0, 1),
@@ -108,7 +109,7 @@ case(
     v=X(2, 2, 6, 4),
     m=B(2, 2, 6, 6),
 )
-case(
+sample(
     "attention_grouped",
     lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
     (0, 1),
@@ -118,7 +119,7 @@ case(
 )
 _flash = aten._scaled_dot_product_flash_attention_for_cpu
 for _name, _more in {"plain": {}, "causal": {"is_causal": True}, "scaled": {"scale": 0.3}}.items():
-    case(
+    sample(
         f"flash_{_name}",
         lambda q, k, v, _m=_more: _flash(q, k, v, **_m),
         (0, 1),
@@ -126,7 +127,7 @@ for _name, _more in {"plain": {}, "causal": {"is_causal": True}, "scaled": {"sca
         k=X(2, 2, 6, 4),
         v=X(2, 2, 6, 4),
     )
-    case(
+    sample(
         f"flash_{_name}_backward",
         lambda q, k, v, g, _m=_more: aten._scaled_dot_product_flash_attention_for_cpu_backward(
             g, q, k, v, *_flash(q, k, v, **_m), 0.0, _m.get("is_causal", False), scale=_m.get("scale")
@@ -137,7 +138,7 @@ for _name, _more in {"plain": {}, "causal": {"is_causal": True}, "scaled": {"sca
         v=X(2, 2, 6, 4),
         g=X(2, 2, 6, 4),
     )
-case(
+sample(
     "flash_masked",
     lambda q, k, v, m: _flash(q, k, v, attn_mask=m),
     (0, 1),
@@ -162,7 +163,7 @@ for _reduction in ("none", "mean", "sum"):
         y=P(6, 4, low=0.1, high=0.9),
         w=P(4),
     )
-    case(
+    sample(
         f"bce_with_logits_{_reduction}",
         lambda x, y, w, p, _r=_reduction: (
             F.binary_cross_entropy_with_logits(x, y, w, reduction=_r, pos_weight=p),
@@ -201,14 +202,14 @@ for _reduction in ("none", "mean", "sum"):
     )
 both("nll_of_one", lambda x, t: F.nll_loss(x, t), x=X(4), t=N(high=4))
 both("smooth_l1_width", lambda x, y: F.smooth_l1_loss(x, y, beta=0.3) + F.huber_loss(x, y, delta=0.3), x=X(6, 4), y=X(6, 4))
-case(
+sample(
     "other_losses",
     lambda x, y, p: (F.kl_div(x, p), F.cosine_similarity(x, y), F.normalize(x), F.poisson_nll_loss(x, p)),
     x=X(6, 4),
     y=X(6, 4),
     p=P(6, 4),
 )
-case("smooth_labels", lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), x=X(6, 4), t=N(6, high=4))
+sample("smooth_labels", lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), x=X(6, 4), t=N(6, high=4))
 
 
 # optimizers
@@ -262,8 +263,8 @@ def _lists_in_place(a: torch.Tensor, b: torch.Tensor, p: torch.Tensor) -> Any:
     return a, b, p
 
 
-case("lists", _lists, a=X(6, 4), b=X(6, 4), p=P(6, 4))
-case("lists_in_place", _lists_in_place, a=X(6, 4), b=X(6, 4), p=P(6, 4))
+sample("lists", _lists, a=X(6, 4), b=X(6, 4), p=P(6, 4))
+sample("lists_in_place", _lists_in_place, a=X(6, 4), b=X(6, 4), p=P(6, 4))
 
 
 def _adam(fused: Any, **more: Any) -> Callable[..., Any]:
@@ -292,9 +293,9 @@ def _adam(fused: Any, **more: Any) -> Callable[..., Any]:
 
 
 _state = {"x": X(6, 4), "g": X(6, 4), "m": X(6, 4), "v": P(6, 4), "top": P(6, 4), "s": P(1, low=2.0, high=3.0)}
-case("adam", _adam(torch._fused_adam_), (0, 1), **_state)
-case("adam_amsgrad", _adam(torch._fused_adam_, amsgrad=True, maximize=True), (0, 1), **_state)
-case("adamw", _adam(torch._fused_adamw_), (0, 1), **_state)
+sample("adam", _adam(torch._fused_adam_), (0, 1), **_state)
+sample("adam_amsgrad", _adam(torch._fused_adam_, amsgrad=True, maximize=True), (0, 1), **_state)
+sample("adamw", _adam(torch._fused_adamw_), (0, 1), **_state)
 
 
 def _sgd(x: Any, g: Any, m: Any, s: Any, *, buffers: bool = True, **more: Any) -> Any:
@@ -312,11 +313,11 @@ def _sgd(x: Any, g: Any, m: Any, s: Any, *, buffers: bool = True, **more: Any) -
 
 
 _state = {"x": X(6, 4), "g": X(6, 4), "m": P(6, 4), "s": P(1, low=2.0, high=3.0)}
-case("sgd", _sgd, (0, 1), **_state)
-case("sgd_nesterov", functools.partial(_sgd, nesterov=True, dampening=0.0, maximize=True), (0, 1), **_state)
-case("sgd_first", functools.partial(_sgd, is_first_step=True), (0, 1), **_state)
-case("sgd_bare", functools.partial(_sgd, buffers=False, momentum=0.0), (0, 1), **_state)
-case(
+sample("sgd", _sgd, (0, 1), **_state)
+sample("sgd_nesterov", functools.partial(_sgd, nesterov=True, dampening=0.0, maximize=True), (0, 1), **_state)
+sample("sgd_first", functools.partial(_sgd, is_first_step=True), (0, 1), **_state)
+sample("sgd_bare", functools.partial(_sgd, buffers=False, momentum=0.0), (0, 1), **_state)
+sample(
     "adagrad",
     lambda x, g, m, s: (
         torch._fused_adagrad_([x], [g], [m], [s[0]], lr=0.1, lr_decay=0.2, weight_decay=0.1, eps=1e-6, maximize=False),
@@ -326,7 +327,7 @@ case(
     (0, 1),
     **_state,
 )
-case(
+sample(
     "no_dropout",
     lambda x: (F.dropout(x, 0.0), F.dropout(x, 0.5, training=False), aten.native_dropout_backward(x, x > 0, 2.0)),
     x=X(6, 4),

@@ -1,22 +1,23 @@
-"""Cases for rows that compute with tensors: arithmetic, masks, creation, products, views."""
+"""Samples of rows that compute with tensors: arithmetic, masks, creation, products, views."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from lemma_case import INF, B, C, N, P, X, aten, both, case, each, i64, u8
+
+from graphguard.oracle.samples.sample import INF, B, C, N, P, X, aten, both, each, i64, sample, u8
 
 # arithmetic
-case("add", lambda x, y: (x + y, torch.add(x, y, alpha=-0.5), y + 2, x.add(3, alpha=2), x + y[0]), x=X(6, 4), y=X(1, 4))
-case("add_ints", lambda i, x: (i + 3, i + x, i + 0.5, i - 2, 5 - i), i=N(6, 2), x=X(2))
-case("add_bools", lambda m, n: (m + n, m + True, m.add(n, alpha=1), m * n, m.int() + n), m=B(6, 4), n=B(4))
-case("add_in_place", lambda x, y: (x.add_(y).mul_(2).sub_(y, alpha=3), x.div_(4).neg_()), x=X(6, 4), y=X(4))
-case(
+sample("add", lambda x, y: (x + y, torch.add(x, y, alpha=-0.5), y + 2, x.add(3, alpha=2), x + y[0]), x=X(6, 4), y=X(1, 4))
+sample("add_ints", lambda i, x: (i + 3, i + x, i + 0.5, i - 2, 5 - i), i=N(6, 2), x=X(2))
+sample("add_bools", lambda m, n: (m + n, m + True, m.add(n, alpha=1), m * n, m.int() + n), m=B(6, 4), n=B(4))
+sample("add_in_place", lambda x, y: (x.add_(y).mul_(2).sub_(y, alpha=3), x.div_(4).neg_()), x=X(6, 4), y=X(4))
+sample(
     "scalar_overloads",
     lambda x: (aten.add.Scalar(x, 2, 3), aten.sub.Scalar(x, 2, 3), aten.mul.Scalar(x, 0.25), aten.div.Scalar(x, 3)),
     x=X(6),
 )
-case(
+sample(
     "out",
     lambda x, y: (
         torch.add(x, y, out=torch.empty(6, 4)),
@@ -29,27 +30,27 @@ case(
     x=X(6, 4),
     y=X(6, 4),
 )
-case(
+sample(
     "sub",
     lambda x, y: (x - y, torch.sub(x, y, alpha=2), 3 - x, torch.rsub(x, y, alpha=2), torch.rsub(x, 2, alpha=3)),
     x=X(6, 4),
     y=X(6, 1),
 )
-case("mul", lambda x, y: (x * y, x * 2.5, x * y[0, 0], -x), x=X(6, 4), y=X(6, 1))
-case("div", lambda x, y, i: (x / y, x / 4, 1 / y, y.reciprocal(), i / 2, 3 / y), x=X(6, 4), y=P(4), i=N(6, 4))
-case(
+sample("mul", lambda x, y: (x * y, x * 2.5, x * y[0, 0], -x), x=X(6, 4), y=X(6, 1))
+sample("div", lambda x, y, i: (x / y, x / 4, 1 / y, y.reciprocal(), i / 2, 3 / y), x=X(6, 4), y=P(4), i=N(6, 4))
+sample(
     "div_mode",
     lambda x, y: tuple(torch.div(x, d, rounding_mode=m) for d in (y, 0.7) for m in ("floor", "trunc", None)),
     x=X(6, 4),
     y=P(4),
 )
-case(
+sample(
     "div_ints",
     lambda i, j: (i // 3, i // j, i % 4, i % j, torch.div(i, j, rounding_mode="trunc"), torch.fmod(i, 3)),
     i=N(6, 4, low=-9, high=9),
     j=N(4, low=1),
 )
-case(
+sample(
     "scalar_divisions",
     lambda x: (
         aten.floor_divide.Scalar(x, 0.7),
@@ -58,23 +59,23 @@ case(
     ),
     x=X(6, 4),
 )
-case(
+sample(
     "floor_divide", lambda x, y: (x // y, x // 0.5, x % y, x % 0.75, torch.fmod(x, y), torch.fmod(x, -0.75)), x=X(6, 4), y=P(4)
 )
-case(
+sample(
     "pow",
     lambda x, p: (x**2, x**3, x**0, p**-1, p**-2, p**0.5, p**-1.5, p**0.3, x.square(), p.sqrt(), p.rsqrt(), x**1),
     x=X(6, 4),
     p=P(6, 4),
 )
-case(
+sample(
     "pow_more",
     lambda x, p, i: (p**x, 2.0**x, p**i, i**2, torch.pow(p, torch.tensor(3.0)), (-p) ** 3, (x * p) ** 2, (p * p) ** 0.5),
     x=X(6, 4),
     p=P(6, 1),
     i=N(4),
 )
-case(
+sample(
     "exp_log",
     lambda x, p: (
         x.exp(),
@@ -95,7 +96,7 @@ each("asin acos atanh log2 log10 lgamma", x=P(6, 4, low=0.1, high=0.9))
 each("acosh", x=P(6, 4, low=1.1))
 each("atan2 hypot maximum minimum fmax fmin copysign", x=X(6, 4), y=X(4))
 each("xlogy", x=X(6, 4), y=P(4))
-case(
+sample(
     "clamp",
     lambda x: (
         x.clamp(-1, 1),
@@ -109,15 +110,15 @@ case(
     ),
     x=X(6, 4),
 )
-case("clamp_ints", lambda i: (i.clamp(1, 3), i.clamp(min=1.5), i.clamp_(max=2)), i=N(6, 4))
-case(
+sample("clamp_ints", lambda i: (i.clamp(1, 3), i.clamp(min=1.5), i.clamp_(max=2)), i=N(6, 4))
+sample(
     "clamp_tensors",
     lambda x, a, b: (x.clamp(a, b), x.clamp(min=a), x.clamp(max=b), x.clamp_min(a), x.clamp_max(b)),
     x=X(6, 4),
     a=X(4),
     b=X(6, 1),
 )
-case(
+sample(
     "addc",
     lambda x, a, b: (
         torch.addcmul(x, a, b, value=-2),
@@ -129,8 +130,8 @@ case(
     a=X(6, 4),
     b=P(4),
 )
-case("lerp", lambda x, y, w: (torch.lerp(x, y, 0.3), torch.lerp(x, y, w), x.lerp_(y, -1)), x=X(6, 4), y=X(6, 4), w=X(4))
-case(
+sample("lerp", lambda x, y, w: (torch.lerp(x, y, 0.3), torch.lerp(x, y, w), x.lerp_(y, -1)), x=X(6, 4), y=X(6, 4), w=X(4))
+sample(
     "casts",
     lambda x, i, m: (
         x.int(),
@@ -149,13 +150,13 @@ case(
     i=N(6),
     m=B(6),
 )
-case(
+sample(
     "copies",
     lambda x, i: (i.copy_(x), torch.zeros(6, 4).copy_(i[0]), torch.zeros(6, 4, dtype=torch.bool).copy_(x), x.clone()),
     x=X(6, 4),
     i=N(6, 4),
 )
-case(
+sample(
     "fills",
     lambda x, i: (
         x.fill_(2.5),
@@ -169,7 +170,7 @@ case(
     i=N(6),
 )
 # complex numbers
-case(
+sample(
     "complex_parts",
     lambda x, y: (
         torch.complex(x, y),
@@ -182,15 +183,15 @@ case(
     x=X(6, 4),
     y=X(6, 4),
 )
-case("complex_pairs", lambda x: (torch.view_as_complex(x), torch.view_as_complex(x).real), x=X(6, 4, 2))
-case(
+sample("complex_pairs", lambda x: (torch.view_as_complex(x), torch.view_as_complex(x).real), x=X(6, 4, 2))
+sample(
     "complex_arithmetic",
     lambda z, w, x: (z * w, z + w, z - w, z * x, z + x, z * 2, z / 4, z / x, -z, z + 1, x * z),
     z=C(6, 4),
     w=C(4),
     x=P(6, 4),
 )
-case(
+sample(
     "complex_views",
     lambda z: (
         z.t(),
@@ -212,31 +213,31 @@ case(
     z=C(6, 2),
 )
 # masks
-case(
+sample(
     "comparisons",
     lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y, x < 0, x > 0, x <= 0.5, x >= -0.5, x == 0, x != 0, x < 1),
     x=X(6, 4),
     y=X(4),
 )
-case(
+sample(
     "comparisons_of_ints",
     lambda i, j: (i < j, i <= 3, i > 2, i >= 0, i == 4, i != 3, i < 2.5, i == j, i == 2.0, i > -1, i < 99, i != -3),
     i=N(6, 4),
     j=N(4),
 )
-case(
+sample(
     "comparisons_of_positions",
     lambda x: (x + (torch.arange(4) < 2), x * (torch.arange(6)[:, None] >= torch.arange(4)), x + (torch.arange(4) == 3)),
     x=X(6, 4),
 )
-case("logic", lambda m, n: (m & n, m | n, m ^ n, ~m, m & True, m | False, m ^ True, m.logical_not()), m=B(6, 4), n=B(4))
-case(
+sample("logic", lambda m, n: (m & n, m | n, m ^ n, ~m, m & True, m | False, m ^ True, m.logical_not()), m=B(6, 4), n=B(4))
+sample(
     "logic_of_numbers",
     lambda x, i: (x.logical_not(), torch.logical_and(x, i), torch.logical_or(i - 1, i), torch.logical_xor(i, i - 2), ~i),
     x=X(6, 4),
     i=N(6, 4, low=-2, high=2),
 )
-case(
+sample(
     "where",
     lambda m, x, y: (
         torch.where(m, x, y),
@@ -250,7 +251,7 @@ case(
     x=X(6, 4),
     y=X(4),
 )
-case(
+sample(
     "masked_fill",
     lambda m, x, i: (
         x.masked_fill(m, -INF),
@@ -264,11 +265,11 @@ case(
     x=X(6, 4),
     i=N(6, 4),
 )
-case("masked_exp", lambda m, x: (x.masked_fill(m, -INF).exp(), torch.where(m, x, -INF).exp().sum(1)), m=B(6, 4), x=X(6, 4))
-case("heaviside", lambda x, y: torch.heaviside(x, y), x=X(6, 4), y=X(4))
-case("isin", lambda i: (torch.isin(i, 3), torch.isin(i, torch.tensor([2]), invert=True)), i=N(6, 4))
+sample("masked_exp", lambda m, x: (x.masked_fill(m, -INF).exp(), torch.where(m, x, -INF).exp().sum(1)), m=B(6, 4), x=X(6, 4))
+sample("heaviside", lambda x, y: torch.heaviside(x, y), x=X(6, 4), y=X(4))
+sample("isin", lambda i: (torch.isin(i, 3), torch.isin(i, torch.tensor([2]), invert=True)), i=N(6, 4))
 # creation
-case(
+sample(
     "creation",
     lambda x: (
         torch.zeros(2, 3) + x[0, 0],
@@ -289,7 +290,7 @@ case(
     ),
     x=X(6, 4),
 )
-case(
+sample(
     "ranges",
     lambda x: (
         torch.arange(5),
@@ -305,7 +306,7 @@ case(
     ),
     x=X(6, 4),
 )
-case(
+sample(
     "triangles",
     lambda x: (x.tril(), x.triu(), x.tril(-1), x.triu(2), x.tril(1), torch.ones(5, 5, dtype=torch.bool).tril()),
     x=X(2, 6, 4),
@@ -313,28 +314,28 @@ case(
 # contraction
 both("mm", lambda a, b: a @ b, a=X(6, 4), b=X(4, 6))
 both("bmm", lambda a, b: a @ b, a=X(2, 6, 4), b=X(2, 4, 6))
-case(
+sample(
     "vectors",
     lambda a, x, y: (a @ x, x @ x, torch.vdot(x, x), torch.outer(x, y), x @ a.t(), torch.einsum("ij,j,i->j", a, x, y)),
     a=X(6, 4),
     x=X(4),
     y=X(6),
 )
-case(
+sample(
     "addmm",
     lambda x, a, b: (torch.addmm(x, a, b), torch.addmm(x, a, b, beta=0.5, alpha=-2), torch.addmm(x[0], a, b, beta=0)),
     x=X(6, 6),
     a=X(6, 4),
     b=X(4, 6),
 )
-case(
+sample(
     "baddbmm",
     lambda x, a, b: (torch.baddbmm(x, a, b, beta=2, alpha=0.5), torch.addbmm(x[0], a, b, beta=2, alpha=3)),
     x=X(2, 6, 6),
     a=X(2, 6, 4),
     b=X(2, 4, 6),
 )
-case(
+sample(
     "addmv",
     lambda x, a, b, y: (torch.addmv(x, a, b, beta=2, alpha=0.5), torch.addr(a, x, y, beta=2, alpha=0.5), torch.addr(a, x, y)),
     x=X(6),
@@ -345,7 +346,7 @@ case(
 both("patches", lambda x, w, b: F.conv2d(x, w, b, stride=2), x=X(2, 3, 4, 6), w=X(6, 3, 2, 2), b=X(6))
 both("pointwise_convolution", lambda x, w: F.conv1d(x, w), x=X(2, 6, 4), w=X(6, 6, 1))
 # views
-case(
+sample(
     "views",
     lambda x: (
         x.view(-1),
@@ -363,12 +364,12 @@ case(
     ),
     x=X(6, 4),
 )
-case(
+sample(
     "views_of_points",
     lambda x: (x.view(1, 1), x.t(), x.expand(2, 3), x.unsqueeze(0), x.transpose(0, -1), x[None].squeeze()),
     x=X(),
 )
-case(
+sample(
     "expands",
     lambda x: (
         x.expand(2, 6, 4, 3),
@@ -380,7 +381,7 @@ case(
     ),
     x=X(6, 4, 1),
 )
-case(
+sample(
     "slices",
     lambda x: (
         x[1:4],
@@ -403,7 +404,7 @@ both(
     lambda x: torch.cat([x[1:4].sum(0), x[::2, 1:].flatten(), x[2], x[1::3].flatten(), x[:, -1] ** 2]),
     x=X(6, 4),
 )
-case(
+sample(
     "joins",
     lambda x, y: (
         torch.cat([x, y]),
@@ -428,20 +429,22 @@ def _writes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x
 
 
-case("writes", _writes, x=X(6, 4), y=X(6, 4))
-case(
+sample("writes", _writes, x=X(6, 4), y=X(6, 4))
+sample(
     "pads",
     lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 0, 2, 1), value=3.0), F.pad(x, (-1, 1, -2, 0)), F.pad(x, (1, 0), value=-INF)),
     x=X(6, 4),
 )
-case(
+sample(
     "rolls",
     lambda x: (x.roll(1, 0), x.roll((-1, 2), (0, 1)), x[:, 0].roll(5), x.flip(0), x.flip(0, -1), x.flip(1)[:, 1:]),
     x=X(6, 4),
 )
-case("windows", lambda x: (x.unfold(0, 2, 2), x.unfold(1, 3, 1), x[:, 0].unfold(0, 4, 1)), x=X(6, 4))
-case("strides", lambda x: (x.as_strided((3, 8), (8, 1)), x.as_strided((3, 2), (4, 1), 2), x.as_strided((3,), (5,))), x=X(6, 4))
-case(
+sample("windows", lambda x: (x.unfold(0, 2, 2), x.unfold(1, 3, 1), x[:, 0].unfold(0, 4, 1)), x=X(6, 4))
+sample(
+    "strides", lambda x: (x.as_strided((3, 8), (8, 1)), x.as_strided((3, 2), (4, 1), 2), x.as_strided((3,), (5,))), x=X(6, 4)
+)
+sample(
     "diagonals",
     lambda x: (
         x.diagonal(),
@@ -458,4 +461,4 @@ case(
     x=X(6, 4),
 )
 both("diagonal_gradient", lambda x: x.diagonal(1), x=X(6, 4))
-case("shuffles", lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2)), x=X(2, 4, 4, 6))
+sample("shuffles", lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2)), x=X(2, 4, 4, 6))
