@@ -28,6 +28,7 @@ class Holding:
     placements: tuple[str, ...]
     factor: str | None = None
     role: str = "held"
+    of: str = ""  # the name of the sequential tensor in its graph
 
     @property
     def type(self) -> str:

@@ -196,7 +196,7 @@ PICTURES = [
     (held((8, 4), {"tp": 4}, "Replicate"), ["│ rank 0 = rank 1 = rank 2 = rank 3 │"]),
     (held((8, 4), {"tp": 9}, "Partial(sum)"), ["│ rank 0 + rank 1 + … + rank 8 │"]),
     (held((5,), {"tp": 2}, "Shard(0)"), ["  0:3      3:5     of dim 0", "│ rank 0 │ rank 1 │"]),
-    (held((8,), {"tp": 2}, "Replicate", factor="1/2"), ["│ 1/2 × (rank 0 = rank 1) │"]),
+    (held((8,), {"tp": 2}, "Replicate", factor="1/2"), ["│ rank 0 = rank 1 = 1/2 × it │"]),
     (held((8, 4), {"dp": 2, "tp": 2}, "Shard(0)", "Shard(1)"), [
         "      0:2      2:4     of dim 1, rows of dim 0", "0:4 │ rank 0 │ rank 1 │", "4:8 │ rank 2 │ rank 3 │"]),
     (held((8, 4), {"dp": 2, "tp": 2}, "Replicate", "Partial(sum)"), ["│ (0 = 2) + (1 = 3) │"]),

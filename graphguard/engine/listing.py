@@ -27,26 +27,33 @@ class Lister:
         self.found, self.sequential, self.mesh = found, sequential, mesh
         self.relator, self.localiser = relator, localiser
         self._until = float("inf")
-        self._holders: dict[Tensor, list[str]] = {}  # of each sequential tensor
+        self._holders: dict[str, list[str]] = {}  # of each sequential tensor, by its name
 
     # ------------------------------------------------------------------ one tensor
-    def holding(self, number: int, tensor: Tensor, name: str) -> Holding | None:
-        """How the ranks of a stream hold the sequential tensor that their tensor is part of."""
+    def holding(self, number: int, tensor: Tensor, name: str, whole: Tensor | None = None) -> Holding | None:
+        """How the ranks of a stream hold a sequential tensor: the one that their tensor is part of, unless it is given."""
         stream, environment = self.found.streams[number]
-        value, whole = environment.get(tensor), self._partner(number, tensor)
-        described = None if whole is None else self.found.sequential.get(whole)
-        if whole is None or not isinstance(value, Value) or not isinstance(described, Value):
+        value = environment.get(tensor)
+        if not isinstance(value, Value):
             return None
         output = held(self.mesh, {}, [(tuple(stream.ranks), value)])
-        found = None if output is None else self._placements(described, output)
-        if output is None or found is None:
-            return None
-        placements, factor = found
-        return Holding(name, whole.dtype, whole.shape, output.mesh, output.order, placements, factor)
+        scaled: Holding | None = None
+        for each in [whole] if whole is not None else self._partners(number, tensor, value):
+            described = self.found.sequential.get(each)
+            found = self._placements(described, output) if output is not None and isinstance(described, Value) else None
+            if output is not None and found is not None:
+                holding = Holding(name, each.dtype, each.shape, output.mesh, output.order, *found, of=str(each))
+                if holding.factor is None:
+                    return holding
+                scaled = scaled or holding
+        return scaled
 
-    def _partner(self, number: int, tensor: Tensor) -> Tensor | None:
+    def _partners(self, number: int, tensor: Tensor, value: Value) -> list[Tensor]:
+        """Sequential tensors that a rank's tensor may be part of, the likeliest first."""
         related = self.localiser.related(number, tensor)
-        return related if related is not None and related.id >= 0 else None
+        if related is None or related.id < 0:
+            return []
+        return list(dict.fromkeys([related, *self.localiser.alike(value)]))
 
     def _placements(self, whole: Value, output: Held) -> tuple[Placements, str | None] | None:
         try:
@@ -91,9 +98,10 @@ class Lister:
             described = self.found.sequential.get(tensor)
             if isinstance(described, Unknown):
                 return "undescribed", described.reason
-            if tensor in self._holders:
-                more = len(self._holders[tensor]) - MOST_COPIES
-                text = "; ".join(self._holders[tensor][:MOST_COPIES]) + (f"; and {more} more" if more > 0 else "")
+            if str(tensor) in self._holders:
+                holders = self._holders[str(tensor)]
+                more = len(holders) - MOST_COPIES
+                text = "; ".join(holders[:MOST_COPIES]) + (f"; and {more} more" if more > 0 else "")
                 return "related", text
         if self.late:
             return _LATE
@@ -101,7 +109,7 @@ class Lister:
             return "related", "the ranks hold it, or parts of it"
         return "unrelated", "no tensor of the ranks is a copy, a tile or a summand of it"
 
-    def held_by(self, whole: Tensor, text: str) -> None:
+    def held_by(self, whole: str, text: str) -> None:
         self._holders.setdefault(whole, []).append(text)
 
 
@@ -131,11 +139,11 @@ class _OfRanks:
         holding = self.lister.holding(self.number, tensor, str(tensor))
         who = in_words(tuple(self.stream.ranks))
         if holding is None:
-            self.lister.held_by(whole, f"part of it is {tensor} on {who}")
+            self.lister.held_by(str(whole), f"part of it is {tensor} on {who}")
             return f"part of sequential {whole}, or of a multiple of it"
         factor = "" if holding.factor is None else f"{holding.factor} times "
-        self.lister.held_by(whole, f"{factor}{holding.type} is {tensor} on {who}")
-        return f"{factor}sequential {whole} as {holding.type}"
+        self.lister.held_by(holding.of, f"{factor}{holding.type} is {tensor} on {who}")
+        return f"{factor}sequential {holding.of} as {holding.type}"
 
 
 class _Names:

@@ -102,6 +102,10 @@ class Localiser:
             self._related[key] = self._relation(stream, environment.get(tensor))
         return self._related[key]
 
+    def alike(self, value: Value) -> list[Tensor]:
+        """Sequential tensors that a value may be a part or a multiple of."""
+        return [tensor for tensor, _ in self._by_key.get(_key(value), ())[:MOST_CANDIDATES]]
+
     def _is_related(self, number: int, tensor: Tensor) -> bool:
         return self.related(number, tensor) is not None
 

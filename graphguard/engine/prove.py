@@ -193,7 +193,8 @@ class _Prover:
         """How the ranks hold an output, up to a factor."""
         for number, (stream, _) in enumerate(self.found.streams):
             tensor = stream.graphs[0].outputs.get(path)
-            holding = None if tensor is None else self.lister.holding(number, tensor, path)
+            whole = self.sequential.outputs[path]
+            holding = None if tensor is None else self.lister.holding(number, tensor, path, whole)
             if holding is not None:
                 return (holding,)
         return ()

@@ -21,14 +21,14 @@ def picture(holding: Holding, unicode: bool = True) -> list[str]:
 
 
 def members(summands: list[list[int]], factor: str | None = None, more: str = "…") -> str:
-    """`rank 0 = rank 2`, `rank 0 + rank 1`, `(0 = 2) + (1 = 3)`."""
+    """`rank 0 = rank 2`, `rank 0 + rank 1`, `(0 = 2) + (1 = 3)`, `rank 0 = rank 1 = 1/2 × it`."""
     if len(summands) == 1:
         text = _joined([f"rank {rank}" for rank in summands[0]], " = ", more)
     elif all(len(copies) == 1 for copies in summands):
         text = _joined([f"rank {copies[0]}" for copies in summands], " + ", more)
     else:
         text = _joined([f"({_joined(list(map(str, copies)), ' = ', more)})" for copies in summands], " + ", more)
-    return text if factor is None else f"{factor} × ({text})" if " " in text.removeprefix("rank ") else f"{factor} × {text}"
+    return text if factor is None else f"{text} = {factor} × it"
 
 
 def _joined(names: list[str], by: str, more: str) -> str:
