@@ -158,7 +158,7 @@ def _files_below(folder: str) -> Iterator[str]:
 
 
 def _checks_of(file: str) -> list[Check]:
-    module = _load(file)
+    module = load(file)
     return [
         Check(attribute, file, item, getattr(item, _MARK))
         for attribute, item in vars(module).items()
@@ -166,9 +166,11 @@ def _checks_of(file: str) -> list[Check]:
     ]
 
 
-def _load(file: str) -> ModuleType:
+def load(file: str) -> ModuleType:
     """Import a file by its path, as the module of its name, with its own folder importable. A name that is taken (by the
     standard library, or by a file of another folder) gets a number: other modules must not lose theirs."""
+    if not os.path.isfile(file):
+        raise UsageError(f"there is no file {file}")
     path = os.path.abspath(file)
     stem = name = os.path.splitext(os.path.basename(path))[0]
     count = 1

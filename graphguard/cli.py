@@ -218,14 +218,43 @@ def explain(
 
 
 @lemmas.command("ls")
-def list_lemmas() -> None:
+def list_lemmas(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE.py]...", help="Files whose own lemmas are listed too.")
+    ] = None,
+) -> None:
     """List the operators that the prover knows, with what it knows of them."""
     from graphguard.lemmas.registry import rows
 
-    _print_columns(
-        ("operator", "kind", "definition", "conditions"),
-        [(row.operator, row.kind, row.definition, _joined(row.conditions)) for row in rows()],
-    )
+    listed = [(row.operator, row.kind, row.definition, _joined(row.conditions)) for row in rows()]
+    if files:
+        from graphguard.lemmas.user import registered_by
+
+        listed += [(lemma.operator, "yours", str(lemma.meaning), lemma.untested or "") for lemma in registered_by(files)]
+    _print_columns(("operator", "kind", "definition", "conditions"), listed)
+
+
+@lemmas.command("audit")
+def audit_lemmas(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Operators or families of lemmas; FILE.py for the lemmas of your own in it."),
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="How many sizes, numbers and shards for each sample.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same examples.")] = 0,
+) -> None:
+    """Compare lemmas with torch's own execution, on whole tensors and on random shards. Exits with 1 if one is wrong."""
+    from graphguard.render.audit import audited, lines_of
+
+    found = audited(names or [], examples, seed, _audit_progress if sys.stderr.isatty() else None)
+    _clear_progress()
+    for line in lines_of(found):
+        print(line)
+    raise typer.Exit(1 if any(line.wrong for line in found) else 0)
+
+
+def _audit_progress(done: int, total: int) -> None:
+    print(f"\r\x1b[Kexamined {done} of {total} samples", end="", file=sys.stderr, flush=True)
 
 
 @app.command()

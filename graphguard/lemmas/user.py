@@ -203,6 +203,15 @@ def registered() -> list[Lemma]:
     return [_REGISTERED[operator] for operator in sorted(_REGISTERED)]
 
 
+def registered_by(files: Iterable[str]) -> list[Lemma]:
+    """The lemmas of this process, after files of the user's were imported."""
+    from graphguard.checks import load
+
+    for file in files:
+        load(file)
+    return registered()
+
+
 def by_operator(lemmas: Iterable[Any] = ()) -> dict[str, Lemma]:
     """All lemmas that hold for a check: those given to it, and those of the process for other operators."""
     given: list[Any] = [lemmas] if isinstance(lemmas, (str, Lemma)) or not isinstance(lemmas, Iterable) else list(lemmas)

@@ -31,9 +31,11 @@ from graphguard.ir import Graph, Mesh, Node
 from graphguard.ir import Value as Tensor
 from graphguard.lemmas import registry
 from graphguard.lemmas.rule import spelled
+from graphguard.lemmas.user import Lemma
 from graphguard.oracle.replay import run
 from graphguard.oracle.samples import SAMPLES, Sample
 from graphguard.oracle.shards import Cut, Example, Tensors
+from graphguard.oracle.vetting import vetted
 from graphguard.relation import Input
 
 TOLERANCE = 1e-7
@@ -52,6 +54,7 @@ class Line:
     weaker: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # whole tensors of stated sizes that the row does not describe
     seconds: float = 0.0
+    note: str = ""  # why there is nothing to compare
 
 
 class Ledger(dict[str, Line]):
@@ -83,6 +86,41 @@ def audit(
             for example, graphs in _captured(batch):
                 Examination(ledger, example, graphs).run()
     return ledger
+
+
+def audit_rows(
+    operators: Iterable[str] | None = None,
+    *,
+    examples: int = 1,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Line]:
+    """A line for each row, of all rows or of some."""
+    wanted = [row for row in registry.rows() if operators is None or row.operator in operators]
+    samples = SAMPLES.values() if operators is None else samples_of(row.operator for row in wanted)
+    ledger = audit(samples, examples=examples, seed=seed, progress=progress)
+    for row in wanted:
+        if row.kind == "random":
+            ledger[row.operator].note = "random: nothing is claimed"
+        elif not ledger[row.operator].cases:
+            ledger[row.operator].note = "no sample"
+    return [ledger[row.operator] for row in wanted]
+
+
+def audit_lemmas(lemmas: Iterable[Lemma], *, examples: int = 1, seed: int = 0) -> list[Line]:
+    """A line for each lemma of the user's."""
+    lines = []
+    for lemma in lemmas:
+        begun, line = time.perf_counter(), Line(lemma.name)
+        try:
+            found = vetted(lemma, lemma.sample, examples=examples, seed=seed)
+            line.cases, line.note = found.checked, f"trusted: {found.untested}" if found.untested else "yours"
+            line.weaker += [found.weaker] if found.weaker else []
+        except UsageError as error:
+            line.wrong.append(str(error))
+        line.seconds = time.perf_counter() - begun
+        lines.append(line)
+    return lines
 
 
 def samples_of(operators: Iterable[str]) -> list[Sample]:
@@ -435,4 +473,4 @@ def as_array(tensor: torch.Tensor) -> Any:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(torch.float64).numpy(force=True)
 
 
-__all__ = ["Ledger", "Line", "Tensors", "audit", "operators_met", "rows_named", "samples_of"]
+__all__ = ["Ledger", "Line", "audit", "audit_lemmas", "audit_rows", "operators_met", "rows_named", "samples_of"]
