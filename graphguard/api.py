@@ -26,6 +26,7 @@ from graphguard.report import Report
 from graphguard.verdict import assumptions_of, report_of, unread_inputs
 
 MeshLike = Mapping[str, int] | int
+MOST_RANKS_APART = 8  # that are described one by one where describing them together does not prove it
 
 
 @dataclass(frozen=True)
@@ -223,10 +224,18 @@ def _decided(
 
     graphs = captured.sequential, captured.joint, relations
     inputs = job.subject.inputs
+    options = {"expected": expected, "ranges": _ranges(inputs), "lemmas": by_operator(job.lemmas)}
     _tell("proof")
-    proof = prove(*graphs, expected=expected, ranges=_ranges(inputs), lemmas=by_operator(job.lemmas))
+    proof = prove(*graphs, **options)
     _tell("oracle")
     judgement = judge(*graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, proved=proof.relations)
+    if not proof.proved and not judgement.different and 1 < job.subject.mesh.size <= MOST_RANKS_APART:
+        _tell("proof")
+        again = prove(*graphs, **options, apart=True)
+        again.seconds += proof.seconds
+        if len(again.findings) < len(proof.findings):
+            proof = again
+            judgement = judge(*graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, proved=proof.relations)
     stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
     stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
     assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])

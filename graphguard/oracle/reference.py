@@ -16,7 +16,6 @@ _RELATIVE = 1e-7  # to an element, and to a typical one
 _OF_LARGEST = 1e-13  # rounding of large terms that cancel
 _OF_INPUTS = 1e-12  # to the largest input: what is left where all cancels
 _OF_MOVED = 1e3  # times the distance that the nudge makes: inputs nudged by 1e-10 allow for 1e-7
-_MASKS = 1e12  # times a typical element: numbers that stand for minus infinity say nothing of rounding
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -57,12 +56,13 @@ def reference(whole: torch.Tensor, moved: torch.Tensor, largest_input: float, le
         return Reference(whole, torch.full(whole.shape, 0.5, dtype=torch.float64), whole == moved, lenient)
     size = whole.abs().to(torch.float64)
     finite = torch.isfinite(size)
-    ordinary = size[finite & (size > 0)]
-    typical = float(ordinary.median()) if ordinary.numel() else 0.0
-    ordinary = ordinary[ordinary <= _MASKS * typical]
-    largest = float(ordinary.max()) if ordinary.numel() else 0.0
     distance = (moved - whole).abs().to(torch.float64)
     distance = torch.where(torch.isfinite(distance), distance, 0.0)
+    rounded = size[finite & (distance > 0)]  # what inputs do not move, such as masks, says nothing of rounding
+    if not rounded.numel():
+        rounded = size[finite & (size > 0)]
+    typical = float(rounded.median()) if rounded.numel() else 0.0
+    largest = float(rounded.max()) if rounded.numel() else 0.0
     usual = float(distance[finite].median()) if bool(finite.any()) else 0.0
     tolerance = _RELATIVE * (torch.where(finite, size, 0.0) + typical) + _OF_MOVED * (distance + 10 * usual)
     tolerance = tolerance + (_OF_LARGEST * largest + _OF_INPUTS * largest_input + torch.finfo(torch.float64).tiny)

@@ -68,7 +68,6 @@ class _Script:
             "import torch",
             "",
             "torch.set_default_dtype(torch.float64)",
-            "torch.set_grad_enabled(False)",
         ]
         used = "\n".join([*self.constants.lines, *self.body])
         helpers = [text for name, text in HELPERS.items() if f"{name}(" in used]

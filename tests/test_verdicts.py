@@ -1,0 +1,435 @@
+"""Verdicts: what a proof and an execution say together, counterexamples, and what rounding may not be mistaken for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import graphguard as gg
+from graphguard import Partial, Replicate, Shard
+from graphguard.api import _bounds
+from graphguard.engine.proof import Proof, Relation
+from graphguard.errors import InternalError
+from graphguard.expectation import expectations
+from graphguard.findings import Finding
+from graphguard.oracle import budget
+from graphguard.oracle.judge import judge
+from graphguard.relation import mesh_of
+from graphguard.verdict import REAL_ARITHMETIC
+
+SPLIT = {"x": gg.Input((4, 6), Shard(1)), "w": gg.Input((6, 3), Shard(0))}
+COPIES = {"x": gg.Input((4, 6))}
+
+
+def product(x, w):
+    return x @ w
+
+
+def reduced(x, w):
+    y = x @ w
+    dist.all_reduce(y)
+    return y
+
+
+def averaged(x, w):
+    return reduced(x, w) / dist.get_world_size()
+
+
+def twice(x, w):
+    return 2 * reduced(x, w)
+
+
+def same(x):
+    return x
+
+
+def first_half(x):
+    return x[:2].clone()
+
+
+def other_half(x):
+    return x.chunk(2)[1 - dist.get_rank()].clone()
+
+
+def turned(x):
+    return x.t().contiguous()
+
+
+def verify(sequential, distributed, inputs, mesh=2, **options):
+    return gg.verify(sequential, distributed, mesh={"tp": mesh}, inputs=inputs, **options)
+
+
+def judged(sequential, distributed, inputs, mesh=2, outputs=None, **options):
+    """The judgement alone: nothing is proved."""
+    axes = {"tp": mesh} if isinstance(mesh, int) else mesh
+    captured = gg.capture_function(sequential, distributed, mesh=axes, inputs=inputs)
+    expected = expectations(outputs or {}, captured, mesh_of(axes))
+    return judge(captured.sequential, captured.joint, captured.relations, expected, _bounds(inputs), **options)
+
+
+def fails(script):
+    """The error that a script ends with when nothing but torch is there."""
+    assert "graphguard" not in script
+    before = torch.get_default_dtype()
+    try:
+        with pytest.raises(AssertionError) as caught:
+            exec(compile(script, "counterexample", "exec"), {"print": lambda *words: None})
+    finally:
+        torch.set_default_dtype(before)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------------- refuted
+def test_a_difference_is_refuted_with_an_element_of_either_program():
+    report = verify(product, twice, SPLIT, seed=5)
+    assert report.verdict == "refuted" and report.findings[0].kind == "unexplained-output"
+    found = report.counterexample
+    assert (found.seed, found.shapes) == (5, {"x": (4, 6), "w": (6, 3)})
+    generator = torch.Generator().manual_seed(5)
+    x, w = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((4, 6), (6, 3)))
+    element = found.element
+    assert (element.path, element.rank, element.within) == ("out", 0, element.index)
+    assert element.expected == pytest.approx(float((x @ w)[element.index]))
+    assert element.actual == pytest.approx(2 * element.expected)
+    assert found.lines()[0] == (
+        f"counterexample: on rank 0, out[{element.index[0]}, {element.index[1]}] is {element.actual:.7g}, where the sequential "
+        f"program has {element.expected:.7g}"
+    )
+    plain = json.loads(report.to_json())["counterexample"]
+    assert plain["element"]["index"] == list(element.index) and plain["shapes"] == {"x": [4, 6], "w": [6, 3]}
+    assert report.stats["seconds"]["oracle"] > 0 and report.stats["oracle"] == {"trials": 3, "seed": 5, "skipped": None}
+
+
+def test_the_saved_script_fails_in_a_process_that_has_torch_alone(tmp_path):
+    found = verify(product, twice, SPLIT).counterexample
+    file = tmp_path / "counterexample.py"
+    found.save(file)
+    run = subprocess.run([sys.executable, "-I", str(file)], capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and f"AssertionError: {found.element.expected} is not {found.element.actual}" in run.stderr
+    assert run.stdout == (f"out: the sequential program has {found.element.expected} and rank 0 has {found.element.actual}\n")
+    with pytest.raises(gg.UsageError, match=r"the counterexample cannot be written to '.*': Is a directory"):
+        found.save(tmp_path)
+
+
+def test_the_first_tensor_that_parts_is_named_with_both_lines():
+    def sequential(x, a, b):
+        return torch.relu(x @ a) @ b  # here
+
+    def distributed(x, a, b):
+        y = torch.tanh(x @ a) @ b  # there
+        dist.all_reduce(y)
+        return y
+
+    inputs = {"x": gg.Input((4, 6)), "a": gg.Input((6, 8), Shard(1)), "b": gg.Input((8, 3), Shard(0))}
+    parting = judged(sequential, distributed, inputs).counterexample.parting
+    with open(__file__) as lines:
+        marks = {text.rsplit("# ", 1)[-1].strip(): number for number, text in enumerate(lines, 1)}
+    assert parting.operator == "aten.relu" and parting.expected != parting.actual
+    assert (parting.sequential.line, parting.distributed.line) == (marks["here"], marks["there"])
+
+
+def test_copies_that_are_scaled_are_no_parts():
+    report = verify(product, averaged, SPLIT)
+    assert (report.verdict, report.findings[0].kind) == ("refuted", "scaled-copies")
+    assert report.counterexample.element.actual == pytest.approx(report.counterexample.element.expected / 2)
+    stated = verify(product, averaged, SPLIT, outputs={"out": Partial()})
+    assert (stated.verdict, stated.findings[0].kind) == ("refuted", "scaled-copies")
+    assert not judged(product, averaged, SPLIT, outputs={"out": Partial("avg")}).conjecture  # the mean is half of it too
+    assert judged(product, twice, SPLIT, outputs={"out": Partial("avg")}).different
+
+
+def test_scalars_are_parts_unless_every_trial_has_the_same_shares():
+    def total(x):
+        return x.sum()
+
+    def share(x):
+        y = x.sum()
+        dist.all_reduce(y)
+        return y / 2
+
+    inputs = {"x": gg.Input((4, 6), Shard(0))}
+    parts = judged(total, total, inputs)
+    assert not parts.different and parts.conjecture == {"out": "out = sum(rank0.out, rank1.out)"}
+    assert judged(total, share, inputs).kinds == {"out": "scaled-copies"}
+    assert not judged(total, share, inputs, trials=1).different  # any number is a share of any other
+
+
+def test_another_relation_than_the_stated_one_is_refuted():
+    report = verify(product, product, SPLIT, outputs={"out": Replicate()})
+    assert (report.verdict, report.findings[0].kind) == ("refuted", "unexpected-relation")
+    assert not report.conjecture and fails(report.counterexample.script)
+    by_code = judged(same, same, COPIES, outputs={"out": lambda full, coord: full.flip(0)})
+    assert by_code.kinds == {"out": "unexpected-relation"} and fails(by_code.counterexample.script)
+    assert not judged(same, first_half, COPIES, outputs={"out": lambda full, coord: full[:2]}).different
+
+
+def test_stated_sums_are_compared_as_sums():
+    def off_by_one(x, w):
+        return x @ w + 1
+
+    found = judged(product, off_by_one, SPLIT, outputs={"out": Partial()}).counterexample
+    assert found.element.reduced == "sum" and found.element.actual == pytest.approx(found.element.expected + 2)
+    assert fails(found.script) and " (sum over the ranks), where" in found.lines()[0]
+
+
+def test_what_no_rank_returns_is_refuted_without_numbers():
+    report = verify(lambda x: {"a": x, "b": x + 1}, lambda x: {"a": x}, COPIES)
+    assert (report.verdict, report.findings[0].kind, report.counterexample) == ("refuted", "missing-output", None)
+
+
+def test_a_part_that_no_rank_holds_is_missed():
+    assert judged(same, first_half, COPIES).different
+    alone = judged(same, first_half, {"x": gg.Input((6, 2))}, mesh=2)  # no placement fits the shapes
+    assert alone.different and fails(alone.counterexample.script)
+
+
+def test_an_index_outside_is_no_number(tmp_path):
+    def lookup(ids, table):
+        return F.embedding(ids, table)
+
+    def unmasked(ids, table):
+        y = F.embedding(ids - dist.get_rank() * table.shape[0], table)
+        dist.all_reduce(y)
+        return y
+
+    inputs = {"ids": gg.Input((5,), dtype=torch.int64), "table": gg.Input((8, 3), Shard(0))}
+    found = judged(lookup, unmasked, inputs).counterexample
+    assert math.isnan(found.element.actual) and "raises here: index out of range" in found.script
+    assert fails(found.script) and found.to_plain()["element"]["actual"] == "nan"
+
+
+def test_findings_about_outputs_that_differ_come_first(monkeypatch):
+    def distributed(x):
+        return {"fine": x, "wrong": x + 1, "other": 3 * x}
+
+    paths = ("fine", "wrong", "other")
+    findings = [Finding("relation-lost", f"{path} has no description: too hard") for path in paths]
+    monkeypatch.setattr("graphguard.engine.prove.prove", lambda *graphs, **options: Proof({}, findings))
+    report = verify(lambda x: {"fine": x, "wrong": x, "other": x}, distributed, COPIES)
+    assert [finding.message.split()[0] for finding in report.findings] == ["wrong", "other", "fine"]
+    assert report.counterexample.element.path == "wrong"
+
+
+def test_the_finding_says_what_the_numbers_show(monkeypatch):
+    findings = [Finding("relation-lost", "out has no description: too hard")]
+    monkeypatch.setattr("graphguard.engine.prove.prove", lambda *graphs, **options: Proof({}, findings))
+    (scaled,) = verify(product, averaged, SPLIT).findings
+    assert scaled.kind == "scaled-copies" and scaled.message.startswith("out: the ranks hold copies that are scaled")
+    (stated,) = verify(product, product, SPLIT, outputs={"out": Replicate()}).findings
+    assert (stated.kind, stated.message) == (
+        "unexpected-relation",
+        "out: the numbers show out = sum(rank0.out, rank1.out), which is not what is expected",
+    )
+
+
+# ---------------------------------------------------------------------- verified and unproven
+@pytest.mark.parametrize("placement", ["Replicate", "Partial(sum)"])
+def test_a_proof_that_an_execution_does_not_show_is_an_internal_error(monkeypatch, placement):
+    false = Proof({"out": Relation("out", "out = rank0.out", (("tp", placement),))})
+    monkeypatch.setattr("graphguard.engine.prove.prove", lambda *graphs, **options: false)
+    with pytest.raises(InternalError) as caught:
+        verify(product, twice, SPLIT)
+    assert str(caught.value) == (
+        "the proof says that out = rank0.out, and an execution in float64 does not show it; please report it with both programs"
+    )
+
+
+def test_what_is_equal_but_not_proved_has_a_conjecture():
+    def over_itself(x):
+        return x / x
+
+    report = verify(lambda x: torch.ones(4, 6), over_itself, COPIES)
+    assert report.verdict == "unproven" and report.counterexample is None and report.findings
+    assert report.conjecture == {"out": "out = rank0.out   (equal on all 2 ranks)"}
+    assert json.loads(report.to_json())["conjecture"] == report.conjecture
+
+
+@pytest.mark.parametrize(
+    ("distributed", "text"),
+    [
+        (other_half, "rank0.out = out[2:4, :], rank1.out = out[0:2, :]"),
+        (turned, "rank.out = out.permute(1, 0), on every rank"),
+        (lambda x: x.reshape(3, 8), "rank.out = out.reshape(-1)[0:24], reshaped, on every rank"),
+        (lambda x: x[:3] if dist.get_rank() == 0 else x[1:], "rank0.out = out[0:3, :], rank1.out = out[1:4, :]"),
+        (lambda x: x * (dist.get_rank() == 0), "out = sum(rank0.out, rank1.out)"),
+    ],
+)
+def test_clean_relations_of_any_order_are_no_difference(distributed, text):
+    result = judged(same, distributed, COPIES)
+    assert not result.different and result.conjecture == {"out": text}
+
+
+def test_blocks_in_another_order_are_no_tile():
+    assert judged(same, lambda x: torch.cat([x[2:], x[:2]]), COPIES).different
+
+
+def test_ranks_that_do_not_form_a_grid():
+    def diagonal(x):
+        return x if dist.get_rank() in (0, 3) else None
+
+    mesh = {"dp": 2, "tp": 2}
+    assert judged(same, diagonal, COPIES, mesh).conjecture == {"out": "out = rank0.out   (equal on all 2 ranks)"}
+    assert judged(same, lambda x: None if diagonal(x) is None else x + 1, COPIES, mesh).different
+
+
+def test_nothing_is_claimed_where_the_sequential_program_is_not_defined():
+    def rooted(x):
+        return torch.sqrt(x)
+
+    assert not judged(rooted, lambda x: torch.where(x > 0, torch.sqrt(x), 7.0), COPIES).different
+    squared = judged(lambda x: x, lambda x: torch.sqrt(x) ** 2, COPIES)
+    assert squared.different and math.isnan(squared.counterexample.element.actual)
+    below = {"x": gg.Input((4, 6), low=-3, high=-1)}
+    never = judged(rooted, rooted, below)
+    assert never.undecided == {"out": "the sequential program gives no finite number on the trial inputs"}
+
+
+def test_bounds_of_inputs_are_kept():
+    def absolute(x):
+        return x.abs()
+
+    assert judged(absolute, same, COPIES).different
+    assert not judged(absolute, same, {"x": gg.Input((4, 6), low=0)}).different
+    assert not judged(absolute, same, {"x": gg.Input((4, 6), low=0.5, high=2)}).different
+    assert not judged(absolute, lambda x: -x, {"x": gg.Input((4, 6), high=0)}).different
+    whole = {"x": gg.Input((50,), dtype=torch.int64, low=3, high=5)}
+    assert not judged(same, lambda x: x.clamp(3, 4), whole).different
+    assert judged(same, lambda x: x.clamp(3, 4), {"x": gg.Input((50,), dtype=torch.int64)}).different
+
+
+def test_random_numbers_are_not_compared():
+    def noisy(x):
+        return F.dropout(x, 0.5)
+
+    report = verify(noisy, noisy, COPIES)
+    assert report.verdict == "unproven"
+    assert "out: the oracle says nothing of it, because it depends on random numbers" in report.notes
+    assert judged(same, noisy, COPIES).different
+
+
+def test_what_cancels_up_to_rounding_is_no_difference():
+    def gradient(x, w, bias):  # of a shift of all scores, which softmax does not see: zero
+        bias = bias.detach().requires_grad_()
+        scores = x @ w + bias
+        return torch.autograd.grad((torch.softmax(scores, -1) * w.sum()).sum(), bias)[0]
+
+    def in_another_order(x, w, bias):
+        return gradient(x.flip(0), w, bias) * 3
+
+    inputs = {"x": gg.Input((4, 6)), "w": gg.Input((6, 3)), "bias": gg.Input(())}
+    assert not judged(gradient, in_another_order, inputs).different
+
+
+def test_numbers_that_stand_for_infinity_hide_nothing():
+    def masked(x):
+        return x.masked_fill(torch.ones(4, 6).triu(1).bool(), -1e9)
+
+    assert judged(masked, lambda x: masked(x * (1 + 1e-4)), COPIES).different
+    assert not judged(masked, lambda x: masked(x * (1 + 1e-12)), COPIES).different
+
+
+def test_overflow_of_large_inputs_is_no_difference():
+    def stable(x):
+        return torch.logsumexp(300 * x, -1)
+
+    def unstable(x):
+        return torch.log(torch.exp(300 * x).sum(-1))
+
+    small = {"x": gg.Input((4, 6), low=-1, high=1)}
+    assert not judged(stable, unstable, small).different
+
+
+# ---------------------------------------------------------------------- limits, premises, assumptions
+def test_what_is_too_large_is_not_executed(monkeypatch):
+    monkeypatch.setattr(budget, "MOST_BYTES", 1000)
+    proved = verify(product, reduced, SPLIT)
+    assert proved.verdict == "verified" and proved.stats["seconds"]["oracle"] is None
+    assert proved.notes == [
+        "the oracle was skipped because its tensors would need 0.0 GB, more than 0 GB; the verdict rests on the proof alone"
+    ]
+    wrong = verify(product, twice, SPLIT)
+    assert wrong.verdict == "unproven" and wrong.notes[0].endswith("; so it is not known whether the programs differ")
+    assert wrong.stats["oracle"]["skipped"] == "its tensors would need 0.0 GB, more than 0 GB"
+
+
+def test_what_takes_too_long_has_fewer_trials_or_none(monkeypatch):
+    monkeypatch.setattr(budget, "cost", lambda graphs: budget.Cost(bytes=100, seconds=15.0))
+    assert judged(product, reduced, SPLIT).trials == 1
+    monkeypatch.setattr(budget, "cost", lambda graphs: budget.Cost(bytes=100, seconds=25.0))
+    assert judged(product, reduced, SPLIT).skipped == "a trial would take about 25 s, more than 20 s"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"trials": -1}, "trials= is -1; write how often both programs are executed, 0 for not at all"),
+        ({"trials": 1.5}, "trials= is 1.5; write how often both programs are executed, 0 for not at all"),
+        ({"seed": -3}, "seed= is -3; write a whole number from 0 on"),
+        ({"seed": "x"}, "seed= is 'x'; write a whole number from 0 on"),
+    ],
+)
+def test_trials_and_seed_are_checked(options, text):
+    with pytest.raises(gg.UsageError) as caught:
+        verify(product, reduced, SPLIT, **options)
+    assert str(caught.value) == text
+
+
+def test_trials_are_as_many_as_asked_for():
+    assert verify(product, reduced, SPLIT, trials=5).stats["oracle"] == {"trials": 5, "seed": 0, "skipped": None}
+    assert verify(product, reduced, SPLIT, trials=0).stats["oracle"]["skipped"] == "trials=0 was asked for"
+
+
+def test_what_is_taken_for_granted_is_listed():
+    def cast(x, w):
+        return (x.bfloat16() @ w.bfloat16()).float()
+
+    report = verify(cast, lambda x, w: cast(x, w), {"x": gg.Input((4, 6)), "w": gg.Input((6, 3))})
+    assert report.assumptions == [REAL_ARITHMETIC, "casts between bfloat16 and float32 are taken as exact (9 casts)"]
+
+
+def test_an_input_that_nobody_reads_is_noted():
+    inputs = {**COPIES, "unused": gg.Input((3,)), "of_ranks": gg.Input((4, 6))}
+    report = verify(lambda x, unused, of_ranks: x, lambda x, unused, of_ranks: x + of_ranks - of_ranks, inputs)
+    assert report.notes == ["the input unused is read by neither program"]
+
+
+# ---------------------------------------------------------------------- proof cases
+MODULES = ("mlp", "attention", "fused_qkv", "rope", "vocabulary", "norms", "sequence", "data", "identities", "published")
+SMALL = [
+    case for name in MODULES for case in importlib.import_module(f"cases.{name}").CASES if math.prod(case.mesh.values()) <= 2
+]
+FAULTS = [case for case in SMALL if case.fault]
+CORRECT = [case for case in SMALL if not case.fault]
+
+
+def some(cases, count):
+    """So many of them, at even distances."""
+    return [cases[number * len(cases) // count] for number in range(count)]
+
+
+def of_case(case):
+    captured = gg.capture_function(
+        case.sequential, case.distributed, mesh=case.mesh, inputs=case.inputs, local_inputs=case.local_inputs
+    )
+    expected = expectations(case.outputs, captured, mesh_of(case.mesh))
+    return judge(captured.sequential, captured.joint, captured.relations, expected, _bounds(case.inputs))
+
+
+@pytest.mark.parametrize("case", some(FAULTS, 25), ids=lambda case: case.name)
+def test_faults_are_seen_to_differ(case):
+    result = of_case(case)
+    assert result.different and fails(result.counterexample.script)
+
+
+@pytest.mark.parametrize("case", some(CORRECT, 8), ids=lambda case: case.name)
+def test_correct_programs_are_never_different(case):
+    result = of_case(case)
+    assert not result.different and not result.skipped and not result.undecided
