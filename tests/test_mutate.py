@@ -73,7 +73,7 @@ SLICE = [
 
 @pytest.mark.parametrize(("module", "name"), SLICE, ids=[name for _, name in SLICE])
 def test_no_mutant_that_differs_is_verified_and_rewrites_are_equal(module, name):
-    mutants, rewrites = campaign.run(campaign.Share(case(module, name), 20, 8), seed=7)
+    mutants, rewrites = campaign.Herd(case(module, name), 7).some(20, 8)
     assert table.unsound([*mutants, *rewrites]) == []
     assert [outcome.words for outcome in rewrites if outcome.difference is not None] == []
     assert sum(outcome.difference is not None for outcome in mutants) > 8
@@ -172,7 +172,7 @@ def test_a_layout_by_code_is_compared_too():
 
     inputs = {"x": gg.Input((4, 3), local=mine)}
     made = specimen("rows", job_of(rows, rows, mesh={"dp": 2}, inputs=inputs, outputs={"out": mine}))
-    mutants, _ = campaign.run(campaign.Share(made, 10, 0), 0)
+    mutants, _ = campaign.Herd(made, 0).some(10, 0)
     assert {outcome.difference for outcome in mutants} == {"out differs"}
     assert not any(outcome.proved for outcome in mutants)
 
@@ -186,7 +186,7 @@ def test_a_mutant_may_not_verify_by_another_relation(small):
 
 def test_a_prover_that_believes_everything_is_found_out(small, monkeypatch):
     monkeypatch.setattr(Specimen, "prove", lambda self, joint: Proof())
-    mutants, _ = campaign.run(campaign.Share(small, 30, 0), 0)
+    mutants, _ = campaign.Herd(small, 0).some(30, 0)
     row = table.rows(mutants, KINDS)[-1]
     assert row.unsound > 20 and row.refused + row.unsound + row.verified == row.total
     assert "is left out" in "\n".join(table.unsound(mutants))
@@ -204,7 +204,7 @@ def test_a_check_that_is_not_verified_is_not_mutated():
 
 # ---------------------------------------------------------------------- tables, the page, the command line
 def test_the_page_has_the_numbers(small):
-    mutants, rewrites = campaign.run(campaign.Share(small, 12, 4), 0)
+    mutants, rewrites = campaign.Herd(small, 0).some(12, 4)
     text = page(mutants, rewrites, "make campaign", 60, 1)
     assert (
         "| mutants | 12 |" in text

@@ -1,127 +1,158 @@
 """Many mutants and rewrites of many checks: `python -m graphguard.mutate.campaign`, from the root of the repository.
 
-Which programs are drawn depends on the seed and on the number asked for, and on nothing else; cheap checks get more of them.
+The checks take turns, in an order that the seed decides, until there are enough mutants. Cheap checks get more in each turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import multiprocessing
 import pickle
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from multiprocessing import get_context
 from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 from graphguard.errors import GraphGuardError
 from graphguard.mutate import table
-from graphguard.mutate.mutant import Outcome, judged, mutants_of, rewrites_of
+from graphguard.mutate.mutant import Breeder, Outcome, judged, mutants_of, rewrites_of
 from graphguard.mutate.mutants import KINDS
 from graphguard.mutate.page import page
 from graphguard.mutate.rewrites import REWRITES
 from graphguard.mutate.specimen import Specimen, specimen
 
-Outcomes = tuple[list[Outcome], list[Outcome]]  # of mutants and of rewrites
+if TYPE_CHECKING:
+    from graphguard.api import Job
+
 LIMIT = 10.0  # seconds for one proof
+_OPERATIONS = 4000  # that are proved in one turn of a check, about
+Outcomes = tuple[list[Outcome], list[Outcome]]  # of mutants and of rewrites
+
+
+@dataclass
+class Herd:
+    """What is drawn from one check, turn by turn."""
+
+    specimen: Specimen
+    seed: int
+    mutants: Breeder = field(init=False)
+    rewrites: Breeder = field(init=False)
+    turns: int = 0
+
+    def __post_init__(self) -> None:
+        self.mutants, self.rewrites = mutants_of(self.specimen, str(self.seed)), rewrites_of(self.specimen, str(self.seed))
+
+    @property
+    def quota(self) -> int:
+        """Mutants in one turn."""
+        return 1 + _OPERATIONS // (20 + self.specimen.operations)
+
+    def turn(self, limit: float, rewrites_per_mutant: float) -> Outcomes:
+        self.turns += 1
+        before, after = (int(turns * self.quota * rewrites_per_mutant) for turns in (self.turns - 1, self.turns))
+        return self.some(self.quota, after - before, limit)
+
+    def some(self, mutants: int, rewrites: int, limit: float = LIMIT) -> Outcomes:
+        return (
+            [judged(self.specimen, mutant, limit) for mutant in self.mutants.several(mutants)],
+            [judged(self.specimen, rewrite, limit) for rewrite in self.rewrites.several(rewrites)],
+        )
 
 
 @dataclass(frozen=True)
-class Share:
-    """How many programs of one check are drawn."""
+class Plan:
+    """What one process does."""
 
-    specimen: Specimen
     mutants: int
     rewrites: int
+    seed: int
+    limit: float
+    until: float  # when it stops in any case
+    keep: Path | None = None  # where its outcomes are kept on the way
 
 
-def run(share: Share, seed: int, limit: float = LIMIT) -> Outcomes:
-    made, name = share.specimen, str(seed)
-    return (
-        [judged(made, mutant, limit) for mutant in mutants_of(made, name).several(share.mutants)],
-        [judged(made, rewrite, limit) for rewrite in rewrites_of(made, name).several(share.rewrites)],
+@dataclass
+class Result:
+    mutants: list[Outcome] = field(default_factory=list)
+    rewrites: list[Outcome] = field(default_factory=list)
+    checks: int = 0
+
+
+def run(cases: Sequence[Any], plan: Plan) -> Result:
+    """Turns of all cases, until there are enough mutants or nothing new is found."""
+    result, begun = Result(), time.time()
+    herds: dict[str, Herd | None] = {}
+    found = True
+    while found and len(result.mutants) < plan.mutants and time.time() < plan.until:
+        found = False
+        for case in cases:
+            if case.name not in herds:
+                herds[case.name] = _herd(case, plan.seed)
+                result.checks += herds[case.name] is not None
+            herd = herds[case.name]
+            if herd is None or len(result.mutants) >= plan.mutants or time.time() >= plan.until:
+                continue
+            mutants, rewrites = herd.turn(plan.limit, plan.rewrites / max(1, plan.mutants))
+            found = found or bool(mutants)
+            result.mutants += mutants
+            result.rewrites += rewrites
+            _tell(result, [*mutants, *rewrites], herd, begun)
+        if plan.keep is not None:
+            plan.keep.write_bytes(pickle.dumps(result))
+    return result
+
+
+def _tell(result: Result, new: Sequence[Outcome], herd: Herd, begun: float) -> None:
+    unsound = len(table.unsound([*result.mutants, *result.rewrites]))
+    counts = f"{len(result.mutants)} mutants and {len(result.rewrites)} rewrites of {result.checks} checks, {unsound} unsound"
+    print(
+        f"{time.time() - begun:6.0f} s: {counts}; {herd.specimen.name}",
+        flush=True,
     )
-
-
-def shares(specimens: Sequence[Specimen], mutants: int, rewrites: int) -> list[Share]:
-    """More of what is cheap: as many as the check has few operations, and at least a few of each."""
-    weights = [1 / (20 + specimen.operations) for specimen in specimens]
-    total = sum(weights)
-    return [
-        Share(specimen, max(4, round(mutants * weight / total)), max(1, round(rewrites * weight / total)))
-        for specimen, weight in zip(specimens, weights, strict=True)
-    ]
+    for line in table.unsound(new):
+        print(f"UNSOUND {line}", flush=True)
 
 
 # ---------------------------------------------------------------------- the proof cases
-def specimens_of_cases(folder: str, most_ranks: int, only: str = "") -> Iterator[Specimen]:
-    """The proof cases that verify."""
+def cases_below(folder: str, most_ranks: int, only: str, seed: int) -> list[Any]:
+    """The proof cases that should verify, in an order that the seed decides."""
+    path = Path(folder).resolve()
+    sys.path.insert(0, str(path.parent))
+    modules = [importlib.import_module(f"{path.name}.{file.stem}") for file in sorted(path.glob("*.py"))]
+    cases = [
+        case
+        for module in modules
+        for case in getattr(module, "CASES", ())
+        if case.expect == "verified" and prod(case.mesh.values()) <= most_ranks and only in case.name
+    ]
+    Random(seed).shuffle(cases)
+    return cases
+
+
+def _herd(case: Any, seed: int) -> Herd | None:
+    try:
+        return Herd(specimen(case.name, job_of(case)), seed)
+    except GraphGuardError as error:
+        print(f"left out: {error}", flush=True)
+        return None
+
+
+def job_of(case: Any) -> Job:
     import graphguard as gg
     from graphguard.api import collecting
 
-    path = Path(folder).resolve()
-    sys.path.insert(0, str(path.parent))
-    for file in sorted(path.glob("*.py")):
-        module = importlib.import_module(f"{path.name}.{file.stem}")
-        for case in getattr(module, "CASES", ()):
-            ranks = 1
-            for size in case.mesh.values():
-                ranks *= size
-            if case.expect != "verified" or ranks > most_ranks or only not in case.name:
-                continue
-            with collecting() as jobs:
-                gg.verify(case.sequential, case.distributed, **case.options)
-            try:
-                yield specimen(case.name, jobs[0])
-            except GraphGuardError as error:
-                print(f"left out: {error}", file=sys.stderr)
+    with collecting() as jobs:
+        gg.verify(case.sequential, case.distributed, **case.options)
+    return jobs[0]
 
 
-# ---------------------------------------------------------------------- running
-def run_all(work: Sequence[Share], seed: int, limit: float, jobs: int, log: Path | None) -> Outcomes:
-    mutants: list[Outcome] = []
-    rewrites: list[Outcome] = []
-    begun = time.time()
-    for number, (share, (some, others)) in enumerate(_results(work, seed, limit, jobs), 1):
-        mutants += some
-        rewrites += others
-        print(
-            f"{time.time() - begun:7.0f} s  {number} of {len(work)}  {share.specimen.name}: {len(some)} mutants, "
-            f"{len(others)} rewrites; {len(mutants)} and {len(rewrites)} so far, {len(table.unsound(mutants))} unsound",
-            flush=True,
-        )
-        for line in table.unsound([*some, *others]):
-            print(f"UNSOUND {line}", flush=True)
-        if log is not None:
-            log.write_bytes(pickle.dumps((mutants, rewrites)))
-    return mutants, rewrites
-
-
-def _results(work: Sequence[Share], seed: int, limit: float, jobs: int) -> Iterator[tuple[Share, Outcomes]]:
-    if jobs == 1:
-        for share in work:
-            yield share, run(share, seed, limit)
-        return
-    global _WORK
-    _WORK = (work, seed, limit)
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:  # the graphs are inherited, not sent
-        for index, result in pool.imap_unordered(_run_number, range(len(work))):
-            yield work[index], result
-
-
-_WORK: tuple[Sequence[Share], int, float] = ([], 0, LIMIT)
-
-
-def _run_number(index: int) -> tuple[int, Outcomes]:
-    import torch
-
-    torch.set_num_threads(1)
-    work, seed, limit = _WORK
-    return index, run(work[index], seed, limit)
-
-
-# ---------------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------------- the command
 def as_report(mutants: Sequence[Outcome], rewrites: Sequence[Outcome]) -> str:
     """The tables, as text."""
     parts = [table.as_text(table.MUTANTS, [table.mutant_cells(row) for row in table.rows(mutants, KINDS)])]
@@ -134,30 +165,70 @@ def as_report(mutants: Sequence[Outcome], rewrites: Sequence[Outcome]) -> str:
     return "\n\n".join(parts)
 
 
+def in_processes(cases: Sequence[Any], plans: Sequence[Plan]) -> Result:
+    """Each process has its own part of the cases."""
+    if len(plans) == 1:
+        return run(cases, plans[0])
+    with ProcessPoolExecutor(len(plans), get_context("fork")) as pool:  # cases cannot be sent, so they are inherited
+        global _CASES
+        _CASES = cases
+        results = list(pool.map(_run_part, range(len(plans)), [len(plans)] * len(plans), plans))
+    return Result(
+        [outcome for result in results for outcome in result.mutants],
+        [outcome for result in results for outcome in result.rewrites],
+        sum(result.checks for result in results),
+    )
+
+
+_CASES: Sequence[Any] = ()
+
+
+def _run_part(number: int, count: int, plan: Plan) -> Result:
+    import torch
+
+    torch.set_num_threads(1)
+    return run(_CASES[number::count], plan)
+
+
 def main(arguments: Iterable[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m graphguard.mutate.campaign", description=__doc__.splitlines()[0])
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _options(given)
+    begun = time.time()
+    plan = Plan(
+        -(-options.mutants // options.jobs),
+        -(-options.rewrites // options.jobs),
+        options.seed,
+        options.limit,
+        begun + 60 * options.minutes,
+        options.keep if options.jobs == 1 else None,
+    )
+    cases = cases_below(options.cases, options.ranks, options.only, options.seed)
+    result = in_processes(cases, [plan] * options.jobs)
+    if not result.mutants:
+        print(f"error: no case below {options.cases} could be mutated", file=sys.stderr)
+        return 2
+    print(as_report(result.mutants, result.rewrites))
+    if options.write:
+        command = f"python -m graphguard.mutate.campaign {' '.join(given)}"
+        text = page(result.mutants, result.rewrites, command, time.time() - begun, result.checks)
+        Path(options.write).write_text(text, encoding="utf-8")
+    return 1 if table.unsound([*result.mutants, *result.rewrites]) else 0
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m graphguard.mutate.campaign", description="Many mutants of many checks.")
     parser.add_argument("--mutants", type=int, default=20000)
     parser.add_argument("--rewrites", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--jobs", type=int, default=1, choices=range(1, 257), metavar="N", help="processes")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one proof")
+    parser.add_argument("--minutes", type=float, default=24 * 60, help="stop after so long, with what there is")
     parser.add_argument("--ranks", type=int, default=4, help="leave out cases with more ranks")
     parser.add_argument("--cases", default="tests/cases", help="folder of proof cases")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--write", help="page to write, for example docs/soundness.md")
-    parser.add_argument("--outcomes", type=Path, help="file that keeps all outcomes, as a pickle")
-    options = parser.parse_args(None if arguments is None else list(arguments))
-    begun = time.time()
-    specimens = list(specimens_of_cases(options.cases, options.ranks, options.only))
-    print(f"{len(specimens)} cases captured and proved in {time.time() - begun:.0f} s", flush=True)
-    work = sorted(shares(specimens, options.mutants, options.rewrites), key=lambda share: share.specimen.operations)
-    mutants, rewrites = run_all(work, options.seed, options.limit, options.jobs, options.outcomes)
-    print(as_report(mutants, rewrites))
-    if options.write:
-        given = " ".join(sys.argv[1:] if arguments is None else arguments)
-        text = page(mutants, rewrites, f"python -m graphguard.mutate.campaign {given}", time.time() - begun, len(specimens))
-        Path(options.write).write_text(text, encoding="utf-8")
-    return 1 if table.unsound([*mutants, *rewrites]) else 0
+    parser.add_argument("--keep", type=Path, help="file that keeps all outcomes, as a pickle")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

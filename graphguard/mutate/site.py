@@ -20,6 +20,7 @@ ELEMENTWISE = {
     )
 } | {"aten.pow.Tensor_Scalar", "aten.mul.Scalar", "aten.div.Scalar", "aten.add.Scalar", "aten.sub.Scalar"}  # fmt: skip
 MOVES = {"aten.view.default", "aten.t.default", "aten.transpose.int", "aten.permute.default"}
+_PASSED_ON = {"aten.clone.default", "aten.detach.default", "aten.alias.default", "aten._to_copy.default"}
 _SAME_SHAPE = {"dist.all_reduce", "dist.broadcast", "dist.reduce"}
 
 
@@ -166,10 +167,17 @@ class Site:
     def places(self) -> set[tuple[str, int]]:
         """The lines that a report should name: that of the node, and of those that use what it gave. Of something that is left
         out the line is gone: if nothing uses the result but the caller, it is the line that makes what is returned."""
-        users = [user for output in self.node.outputs for user in self.users(output)]
-        if not users:
-            users = [node for node in map(self.maker, self.renamed.values()) if node is not None]
-        return {place(node.source) for node in [self.node, *users] if node.source is not None}
+        nodes = [self.node, *(user for output in self.node.outputs for user in self.users(output))]
+        if len(nodes) == 1:
+            nodes += [maker for value in self.renamed.values() for maker in self._makers(value)]
+        return {place(node.source) for node in nodes if node.source is not None}
+
+    def _makers(self, value: Value) -> Iterator[Node]:
+        """The node that computes a value, and those that pass it on."""
+        node = self.maker(value)
+        while node is not None:
+            yield node
+            node = self.maker(node.args[0]) if base(node) in MOVES | _PASSED_ON else None
 
 
 Change = Callable[[Site], str | None]  # what was done, in words; None where it cannot be done
