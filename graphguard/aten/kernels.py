@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from graphguard.aten.custom import WIDE, call_wide, is_custom
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator, overload
 from graphguard.errors import ReplayError
 from graphguard.ir import Arg, Constant, Node, Symbol, Value
@@ -17,10 +18,6 @@ from graphguard.ir import Arg, Constant, Node, Symbol, Value
 _numpy = torch.Tensor.numpy  # a capture replaces the method by one that asks the graph
 Lookup = Callable[[Value], torch.Tensor]
 _DEFAULTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_WIDE = {
-    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
-    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
-}
 _UNINITIALISED = ("aten.empty.", "aten.empty_like.", "aten.empty_strided.", "aten.empty_permuted.", "aten.new_empty.",
                   "aten.new_empty_strided.")  # fmt: skip
 _RESHAPES = {"aten.view.default", "aten._unsafe_view.default"}
@@ -39,6 +36,7 @@ class Kernels:
 
     def __init__(self, wide: bool = False):
         self.wide = wide
+        self.rounds = False  # whether an operator was met that may round to fewer bits all the same
 
     def tensor(self, constant: Constant) -> torch.Tensor:
         dtype = DTYPES[constant.dtype]
@@ -50,7 +48,7 @@ class Kernels:
         return tensor.to(self.dtype(tensor.dtype))
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return _WIDE.get(dtype, dtype) if self.wide else dtype
+        return WIDE.get(dtype, dtype) if self.wide else dtype
 
     def run(self, node: Node, lookup: Lookup) -> Sequence[torch.Tensor]:
         """The values of the node's outputs."""
@@ -96,6 +94,10 @@ class Kernels:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if self.wide else given if given in _DEFAULTS else torch.float32)
         try:
+            if self.wide and is_custom(function):
+                result, rounds = call_wide(function, args, kwargs)
+                self.rounds |= rounds
+                return result
             return function(*args, **kwargs)
         finally:
             torch.set_default_dtype(before)

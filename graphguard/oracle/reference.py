@@ -13,6 +13,7 @@ import torch
 
 NUDGE = 1e-10  # by which inputs are moved, relative to each
 _RELATIVE = 1e-7  # to an element, and to a typical one
+_ROUNDED = 1e-4  # the same, where operators of the user's own round to fewer bits
 _OF_LARGEST = 1e-13  # rounding of large terms that cancel
 _OF_INPUTS = 1e-12  # to the largest input: what is left where all cancels
 _OF_MOVED = 1e3  # times the distance that the nudge makes: inputs nudged by 1e-10 allow for 1e-7
@@ -50,8 +51,8 @@ class Reference:
         return value.shape == self.whole.shape and bool((self.excess(value, slack) <= 1).all())
 
 
-def reference(whole: torch.Tensor, moved: torch.Tensor, largest_input: float, lenient: bool) -> Reference:
-    """From a tensor, and the same after the inputs were nudged."""
+def reference(whole: torch.Tensor, moved: torch.Tensor, largest_input: float, lenient: bool, rounds: bool = False) -> Reference:
+    """From a tensor, and the same after the inputs were nudged. `rounds` if it was not computed in 64 bits."""
     if not (whole.is_floating_point() or whole.is_complex()):
         return Reference(whole, torch.full(whole.shape, 0.5, dtype=torch.float64), whole == moved, lenient)
     size = whole.abs().to(torch.float64)
@@ -64,7 +65,9 @@ def reference(whole: torch.Tensor, moved: torch.Tensor, largest_input: float, le
     typical = float(rounded.median()) if rounded.numel() else 0.0
     largest = float(rounded.max()) if rounded.numel() else 0.0
     usual = float(distance[finite].median()) if bool(finite.any()) else 0.0
-    tolerance = _RELATIVE * (torch.where(finite, size, 0.0) + typical) + _OF_MOVED * (distance + 10 * usual)
+    tolerance = (_ROUNDED if rounds else _RELATIVE) * (torch.where(finite, size, 0.0) + typical) + _OF_MOVED * (
+        distance + 10 * usual
+    )
     tolerance = tolerance + (_OF_LARGEST * largest + _OF_INPUTS * largest_input + torch.finfo(torch.float64).tiny)
     return Reference(whole, tolerance, finite, lenient)
 

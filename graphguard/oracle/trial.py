@@ -90,7 +90,8 @@ def execute(
     references = {}
     for path, value in sequential.outputs.items():
         if value is not None and path not in unsure:
-            references[path] = reference(alone.values[value], moved.values[value], largest, regime.scale > 1)
+            rounds = alone.kernels.rounds or kernels.rounds
+            references[path] = reference(alone.values[value], moved.values[value], largest, regime.scale > 1, rounds)
     return Trial(seed, regime, draws, alone, states, references, kernels.outside)
 
 
