@@ -18,10 +18,11 @@ import graphguard as gg
 from graphguard import Shard
 from graphguard.checks import Check, Outcome
 from graphguard.counterexample import Counterexample, Element
+from graphguard.engine.law import law_at
 from graphguard.engine.proof import Relation
 from graphguard.findings import Finding
 from graphguard.holding import Holding
-from graphguard.ir import Mesh, Source
+from graphguard.ir import Mesh, Node, Source
 from graphguard.listing import Operation, Program
 from graphguard.render.html import Site, fragment, page
 from graphguard.render.svg import svg
@@ -110,6 +111,30 @@ def test_a_whole_value_that_is_added_to_summands_counts_once_per_rank():
         "after the sum, b counts once per rank"
     )
     assert [holding.type for holding in finding.holdings] == ["f32[8, 4] partial@tp", "f32[4]"]
+
+
+def of(node_args, op, *holdings):
+    return law_at(Node(op, node_args, {}, ()), holdings)
+
+
+def test_laws_name_what_an_operation_needs_whole():
+    mesh = Mesh.of({"tp": 2})
+    tile = Holding("x", "float32", (8, 4), mesh, (0, 1), ("Shard(1)",))
+    part = Holding("y", "float32", (8, 4), mesh, (0, 1), ("Partial(sum)",))
+    whole = Holding("b", "float32", (4,), mesh, (0, 1), ("Replicate",))
+    needs = "needs all 4 of dim 1, and each rank has only its part of them over tp"
+    assert of((None, -1, False), "aten._softmax.default", tile) == f"_softmax {needs}"
+    assert of((None, 2), "aten.linalg_vector_norm.default", tile) == f"linalg_vector_norm {needs}"
+    assert of((None, (4,)), "aten.native_layer_norm.default", tile) == f"native_layer_norm {needs}"
+    assert of((None, 0, False), "aten._softmax.default", tile) is None
+    assert of((), "aten.addmm.default", whole, tile, None) == (
+        "the product is only a summand over tp on each rank and b is whole: after the sum, b counts once per rank"
+    )
+    assert of((), "aten.mul.Tensor", part, part) == (
+        "both operands of mul are summands over tp: the product of two sums is not the sum of the products"
+    )
+    assert of((), "aten.mul.Tensor", part, whole) is None and of((), "aten.relu.default", whole) is None
+    assert of((), "dist.all_reduce", part) is None
 
 
 def test_ranks_that_do_not_fit_together_are_listed_without_relations():

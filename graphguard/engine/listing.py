@@ -6,6 +6,7 @@ Nothing of a proof depends on it, and it is worked out only where somebody looks
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from graphguard.engine.classes import Stream
 from graphguard.engine.interpret import Environment, Interpretation, Unknown
@@ -70,14 +71,14 @@ class Lister:
             return None
         return None if chosen is None else (chosen, None)
 
-    def operands(self, node: Node) -> tuple[Holding, ...]:
-        """How the ranks hold what an operation of theirs reads."""
+    def operands(self, node: Node) -> tuple[Holding | None, ...]:
+        """How the ranks hold what an operation of theirs reads, by operand; None where that has no simple form."""
         for number, (stream, _) in enumerate(self.found.streams):
             if any(each is node for each in stream.graphs[0].nodes):
                 names = _Names(stream.graphs[0])
                 operands = dict.fromkeys(node.operands())
                 holdings = [self.holding(number, tensor, names(tensor)) for tensor in operands]
-                return tuple(each for each in holdings if each is not None)
+                return tuple(each if each is not None and each.factor is None else None for each in holdings)
         return ()
 
     # ------------------------------------------------------------------ all of them
@@ -144,6 +145,14 @@ class _OfRanks:
         factor = "" if holding.factor is None else f"{holding.factor} times "
         self.lister.held_by(holding.of, f"{factor}{holding.type} is {tensor} on {who}")
         return f"{factor}sequential {holding.of} as {holding.type}"
+
+
+def telling(holdings: Sequence[Holding | None]) -> tuple[Holding, ...]:
+    """Those worth a picture: summands first, then tiles; none if all are whole on every rank."""
+    known = [each for each in holdings if each is not None]
+    if not any(set(each.placements) - {"Replicate"} for each in known):
+        return ()
+    return tuple(sorted(known, key=lambda each: (not each.summed_axes, set(each.placements) == {"Replicate"})))
 
 
 class _Names:

@@ -13,7 +13,7 @@ import numpy as np
 from graphguard.engine.classes import streams as classes_of
 from graphguard.engine.interpret import Described, Interpretation, Interpreter, Lemmas, Unknown
 from graphguard.engine.law import law_at
-from graphguard.engine.listing import Lister
+from graphguard.engine.listing import Lister, telling
 from graphguard.engine.localise import Localiser, scale_in_words
 from graphguard.engine.ops import Ops
 from graphguard.engine.proof import Proof, Relation
@@ -42,11 +42,15 @@ def prove(
     expected: Mapping[str, Expectation] | None = None,
     ranges: Ranges | None = None,
     lemmas: Lemmas | None = None,
+    apart: bool = False,
 ) -> Proof:
-    """How every sequential output is rebuilt from the ranks' outputs, for all inputs; or why that is not known."""
+    """How every sequential output is rebuilt from the ranks' outputs, for all inputs; or why that is not known.
+
+    apart: describe each rank by itself. It takes as many times as long as there are ranks, and proves some programs in which
+    ranks that are alike have pieces in a different order."""
     begun = time.perf_counter()
     with without_collection():
-        found = interpret(sequential, joint, relations, ranges or {}, lemmas)
+        found = interpret(sequential, joint, relations, ranges or {}, lemmas, apart)
         proof = _Prover(found, sequential, joint, expected or {}).run()
     proof.seconds = time.perf_counter() - begun
     return proof
@@ -65,7 +69,12 @@ def without_collection() -> Iterator[None]:
 
 
 def interpret(
-    sequential: Graph, joint: Joint, relations: Sequence[Graph], ranges: Ranges, lemmas: Lemmas | None = None
+    sequential: Graph,
+    joint: Joint,
+    relations: Sequence[Graph],
+    ranges: Ranges,
+    lemmas: Lemmas | None = None,
+    apart: bool = False,
 ) -> Interpretation:
     """Descriptions of all tensors of both programs."""
     table = Table()
@@ -78,7 +87,7 @@ def interpret(
     found = Interpretation(table)
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording = False
-    streams = untangled(classes_of(joint.graphs, relations), joint)
+    streams = untangled(classes_of(joint.graphs, relations, apart), joint)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
     found.opaque, found.fallbacks, found.presumed = interpreter.opaque, interpreter.fallbacks, interpreter.presumed
     found.relied_on = list(interpreter.relied_on.values())
@@ -166,7 +175,7 @@ class _Prover:
             kind,
             message,
             law=law_at(distributed, operands),
-            holdings=operands,
+            holdings=telling(operands),
             sequential=None if sequential is None else sequential.source,
             distributed=None if distributed is None else distributed.source,
             phase=None if node is None else "backward" if node.backward else "forward",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graphguard.engine.proof import Relation
     from graphguard.report import Report
 
-SHOWN_RELATIONS, SHOWN_FINDINGS, SHOWN_HOLDINGS, SHOWN_TEXTS = 12, 4, 2, 6  # of a text that is not verbose
+SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_HOLDINGS, SHOWN_TEXTS = 12, 3, 4, 2, 6  # of a text that is not verbose
 _STYLES = {
     "verified": "1;32", "refuted": "1;31", "unproven": "1;33", "error": "1;31", "head": "1", "dim": "2", "mark": "1;36",
 }  # fmt: skip
@@ -129,18 +129,22 @@ def head_line(outcome: Outcome) -> Line:
 # ---------------------------------------------------------------------- a report
 def report_lines(report: Report, look: Look) -> list[Line]:
     """What the verdict rests on."""
-    lines = _relations(list(report.relation.values()), look)
-    if report.findings:
-        lines += _findings(report.findings, look)
+    if not report.findings:
+        lines = _relations(list(report.relation.values()), look, SHOWN_RELATIONS)
+    else:
+        lines = _findings(report.findings, look)
     if report.counterexample is not None:
         lines += [[], *([Piece(text)] for text in report.counterexample.lines())]
+    if report.findings and report.relation:
+        lines += [[], [Piece("proved all the same", "head")]]
+        lines += [[Piece("  "), *line] for line in _relations(list(report.relation.values()), look, SHOWN_BESIDE)]
     lines += _open_ends(report)
     rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look), *_stats(report)]
     return lines + ([[]] if report.findings and rest else []) + rest
 
 
-def _relations(relations: Sequence[Relation], look: Look) -> list[Line]:
-    most = len(relations) if look.verbose else SHOWN_RELATIONS
+def _relations(relations: Sequence[Relation], look: Look, most: int) -> list[Line]:
+    most = len(relations) if look.verbose else most
     lines = [[Piece(relation.text), *_type(relation, look)] for relation in relations[:most]]
     return lines + _and_more(len(relations) - most, "outputs; -v shows all")
 
