@@ -88,6 +88,10 @@ def one_product_of_halves(x):
     return 2 * x[0:2] * x[2:4].sum(0)
 
 
+# What no number shows: a quotient that is not defined at 0, a logarithm of 0, a sum that one rank has alone.
+NOT_SEEN = (over_itself, in_zeros, padded_log_of_sigmoid, all_on_one_rank)
+
+
 @pytest.mark.parametrize(
     ("sequential", "distributed"),
     [
@@ -108,7 +112,7 @@ def one_product_of_halves(x):
 )
 def test_it_is_not_proved(sequential, distributed):
     report = gg.verify(sequential, distributed, mesh={"tp": 2}, inputs={"x": gg.Input((4, 3))})
-    assert report.verdict != "verified"
+    assert report.verdict == ("unproven" if distributed in NOT_SEEN else "refuted")
 
 
 IDS = {"x": gg.Input((4,), dtype=torch.int64, low=0, high=9)}
@@ -133,7 +137,7 @@ def average_of_whole_numbers(x):
 @pytest.mark.parametrize(("sequential", "distributed"), [(large, sum_of_booleans), (same, average_of_whole_numbers)])
 def test_collectives_of_whole_numbers_are_not_real_arithmetic(sequential, distributed):
     report = gg.verify(sequential, distributed, mesh={"tp": 2}, inputs=IDS)
-    assert report.verdict != "verified"
+    assert report.verdict == "refuted"
 
 
 def test_a_partial_tensor_that_claims_to_be_replicated():
@@ -144,7 +148,7 @@ def test_a_partial_tensor_that_claims_to_be_replicated():
         return DTensor.from_local(x @ w, mesh, [Replicate()], run_check=False)
 
     inputs = {"x": gg.Input((4, 8), Shard(1)), "w": gg.Input((8, 4), Shard(0))}
-    assert gg.verify(product, claimed, mesh={"tp": 2}, inputs=inputs).verdict != "verified"
+    assert gg.verify(product, claimed, mesh={"tp": 2}, inputs=inputs).verdict == "refuted"
 
 
 def test_nothing_to_verify_is_an_error():

@@ -45,7 +45,7 @@ class FakeProver:
         self.answer = Proof({"out": EQUAL}, seconds=0.25)
         self.calls = 0
 
-    def prove(self, sequential, joint, relations, *, expected, ranges, lemmas):
+    def prove(self, sequential, joint, relations, *, expected, ranges, lemmas, apart=False):
         self.calls += 1
         self.sequential, self.joint, self.relations = sequential, joint, relations
         self.expected, self.ranges = expected, ranges
