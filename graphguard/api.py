@@ -224,18 +224,19 @@ def _decided(
 
     graphs = captured.sequential, captured.joint, relations
     inputs = job.subject.inputs
-    options = {"expected": expected, "ranges": _ranges(inputs), "lemmas": by_operator(job.lemmas)}
+    proof_of = partial(prove, *graphs, expected=expected, ranges=_ranges(inputs), lemmas=by_operator(job.lemmas))
+    judged = partial(judge, *graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed)
     _tell("proof")
-    proof = prove(*graphs, **options)
+    proof = proof_of()
     _tell("oracle")
-    judgement = judge(*graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, proved=proof.relations)
+    judgement = judged(proved=proof.relations)
     if not proof.proved and not judgement.different and 1 < job.subject.mesh.size <= MOST_RANKS_APART:
         _tell("proof")
-        again = prove(*graphs, **options, apart=True)
+        again = proof_of(apart=True)
         again.seconds += proof.seconds
         if len(again.findings) < len(proof.findings):
             proof = again
-            judgement = judge(*graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, proved=proof.relations)
+            judgement = judged(proved=proof.relations)
     stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
     stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
     assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])

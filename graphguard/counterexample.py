@@ -112,11 +112,17 @@ _REDUCED = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum"}
 
 
 def _parting_lines(parting: Parting) -> list[str]:
-    values = ""
-    if parting.expected is not None and parting.actual is not None:
-        values = f": {_shown(parting.expected)} there, {_shown(parting.actual)} on the ranks"
-    places = [str(source) for source in (parting.sequential, parting.distributed) if source is not None]
-    return [f"  first apart  {parting.operator}{values} ({' against '.join(places)})"]
+    ranks = f"on rank{'' if len(parting.ranks) == 1 else 's'} {', '.join(map(str, parting.ranks))}"
+    sides = [
+        _side("in the sequential program", parting.expected, parting.sequential),
+        _side(ranks, parting.actual, parting.distributed),
+    ]
+    return [f"  first apart  {parting.operator}: {', '.join(sides)}"]
+
+
+def _side(who: str, number: float | None, source: Source | None) -> str:
+    where = "" if source is None else f" at {source}"
+    return f"{who}{where}" if number is None else f"{_shown(number)} {who}{where}"
 
 
 def _shown(number: Number) -> str:

@@ -113,8 +113,9 @@ def with_inferred(sequential: Graph, ranges: Ranges) -> Ranges:
         return ranges
     table = Table()
     interpreter = Interpreter(table)
-    inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
-    interpreter.run_sequential(sequential, inputs)
+    part = _of_integers(sequential)
+    inputs = {name: interpreter.input(name, value.shape) for name, value in part.inputs.items()}
+    interpreter.run_sequential(part, inputs)
     atoms = {key: atom.id for (kind, key), atom in table.atoms() if kind == "input"}
     result = dict(ranges)
     for name in unknown:
@@ -122,6 +123,25 @@ def with_inferred(sequential: Graph, ranges: Ranges) -> Ranges:
         if bounds is not None:
             result[name] = _within(ranges.get(name, (None, None)), bounds)
     return result
+
+
+def _of_integers(sequential: Graph) -> Graph:
+    """The operations that use whole numbers made from inputs; what else they use is given to them."""
+    inputs = {name: value for name, value in sequential.inputs.items() if _is_whole(value)}
+    part = Graph("what is indexed", inputs=dict(inputs), constants=sequential.constants)
+    whole = set(inputs.values())
+    known = whole | set(sequential.constants)
+    for node in sequential.nodes:
+        if not any(value in whole for value in node.operands()):
+            continue
+        for value in node.operands():
+            if value not in known:
+                part.inputs[f"%{value.id}"] = value
+                known.add(value)
+        part.nodes.append(node)
+        known.update(node.outputs)
+        whole.update(value for value in node.outputs if _is_whole(value) or value.dtype == "bool")
+    return part
 
 
 def _within(stated: tuple[Bound, Bound], inferred: tuple[int, int]) -> tuple[Bound, Bound]:

@@ -171,7 +171,7 @@ class _Judging:
             trial.seed,
             {name: value.shape for name, value in self.sequential.inputs.items()},
             element,
-            parting_of(self.sequential, self.joint, trial, path, element.rank, self.mesh),
+            parting_of(self.sequential, self.joint, trial, element, self.mesh),
             script_of(
                 self.sequential,
                 self.joint,

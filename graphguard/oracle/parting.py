@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphguard.counterexample import Parting
+from graphguard.counterexample import Element, Number, Parting
 from graphguard.ir import Graph, Mesh, Node, Value
 from graphguard.joint import Joint
 from graphguard.oracle.grid import Grid, Placements, cut
@@ -26,12 +26,12 @@ _NEAR = 1e-7
 Print = tuple[int, float, float]  # how many numbers, their size, their sum
 
 
-def parting_of(sequential: Graph, joint: Joint, trial: Trial, path: str, rank: int, mesh: Mesh) -> Parting | None:
-    """The place where an output of one rank parts from the sequential one; None if there is none to be found cheaply."""
+def parting_of(sequential: Graph, joint: Joint, trial: Trial, element: Element, mesh: Mesh) -> Parting | None:
+    """The place on the way to a wrong element where values part; None if there is none to be found cheaply."""
     held = [trial.sequential, *trial.ranks]
     if sum(value.numel for state in held for value in state.values) > _MOST_ELEMENTS:
         return None
-    return _Search(sequential, joint, trial, mesh).run(path, rank)
+    return _Search(sequential, joint, trial, mesh).run(element)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class _Search:
         self.known: dict[Value, bool] = {}
         self.expected: dict[int, _Prints] = {}
 
-    def run(self, path: str, rank: int) -> Parting | None:
+    def run(self, element: Element) -> Parting | None:
+        path, rank = element.path, element.rank
         output, local = self.sequential.outputs[path], self.joint.graphs[rank].outputs[path]
         assert output is not None and local is not None
         before, made = self._sequential_break(output)
@@ -81,7 +82,10 @@ class _Search:
             after = next((node for node in self.joint.graphs[rank].nodes if local in node.outputs), None)
         if before is None and after is None:
             return None
-        expected, actual = self._numbers(made, rank, tensor)
+        if made is output and tensor is local:
+            expected, actual = _real(element.expected), _real(element.actual)
+        else:
+            expected, actual = self._numbers(made, rank, tensor)
         return Parting(
             operator=(before or after).op.removesuffix(".default"),  # type: ignore[union-attr]
             sequential=None if before is None else before.source,
@@ -208,6 +212,10 @@ class _Search:
                 place = int(distance.reshape(-1).argmax())
                 return float(part.reshape(-1)[place]), float(its.reshape(-1)[place])
         return None, None
+
+
+def _real(number: Number) -> float | None:
+    return None if isinstance(number, complex) else float(number)
 
 
 def _place_of(graph: Graph, value: Value) -> tuple[int, int] | None:
