@@ -197,6 +197,16 @@ def test_a_proof_that_takes_too_long_is_stopped(small):
     assert outcome.gave_up and not outcome.proved and not outcome.incomplete
 
 
+def test_a_prover_that_raises_is_told(small, monkeypatch):
+    def prove(self, joint):
+        raise KeyError("atom")
+
+    monkeypatch.setattr(Specimen, "prove", prove)
+    outcome = judged(small, change(small, "split a batch", "aten.relu.default", REWRITES), 10)
+    assert not outcome.proved and outcome.incomplete
+    assert "CRASH mlp: split a batch" in campaign.as_report([], [outcome])
+
+
 def test_a_check_that_is_not_verified_is_not_mutated():
     with pytest.raises(UsageError, match=r"^mlp is not verified, and only a check that verifies can be mutated: "):
         specimen("mlp", job_of(mlp, tp_mlp_unreduced, **MLP, outputs={"out": gg.Replicate()}))

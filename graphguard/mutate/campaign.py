@@ -103,20 +103,18 @@ def run(cases: Sequence[Any], plan: Plan) -> Result:
             result.mutants += mutants
             result.rewrites += rewrites
             _tell(result, [*mutants, *rewrites], herd, begun)
-        if plan.keep is not None:
-            plan.keep.write_bytes(pickle.dumps(result))
+            if plan.keep is not None:
+                plan.keep.write_bytes(pickle.dumps(result))
     return result
 
 
 def _tell(result: Result, new: Sequence[Outcome], herd: Herd, begun: float) -> None:
     unsound = len(table.unsound([*result.mutants, *result.rewrites]))
     counts = f"{len(result.mutants)} mutants and {len(result.rewrites)} rewrites of {result.checks} checks, {unsound} unsound"
-    print(
-        f"{time.time() - begun:6.0f} s: {counts}; {herd.specimen.name}",
-        flush=True,
-    )
-    for line in table.unsound(new):
-        print(f"UNSOUND {line}", flush=True)
+    print(f"{time.time() - begun:6.0f} s: {counts}; {herd.specimen.name}", flush=True)
+    for word, lines in (("UNSOUND", table.unsound(new)), ("CRASH", table.crashes(new))):
+        for line in lines:
+            print(f"{word} {line}", flush=True)
 
 
 # ---------------------------------------------------------------------- the proof cases
@@ -159,6 +157,7 @@ def as_report(mutants: Sequence[Outcome], rewrites: Sequence[Outcome]) -> str:
     if rewrites:
         parts.append(table.as_text(table.REWRITES, [table.rewrite_cells(row) for row in table.rows(rewrites, REWRITES)]))
     parts += [f"UNSOUND {line}" for line in table.unsound([*mutants, *rewrites])]
+    parts += [f"CRASH {line}; please report it" for line in table.crashes([*mutants, *rewrites])]
     why = table.reasons([*mutants, *rewrites])
     if why:
         parts.append("\n".join(["equal, but unproven:", *(f"  {count} times: {reason}" for count, reason, _ in why)]))

@@ -43,7 +43,7 @@ class Mutant:
 class Outcome:
     """What execution and the prover say of a mutant.
 
-    difference: how it differs from the sequential program, or None. gave_up: the prover was stopped.
+    difference: how it differs from the sequential program, or None. gave_up: the prover was stopped. crash: it raised.
     reason: why it is not proved. located: whether one of the first two lines named is the right one.
     """
 
@@ -56,6 +56,7 @@ class Outcome:
     reason: str | None
     located: bool
     seconds: float
+    crash: str | None = None
 
     @property
     def unsound(self) -> bool:
@@ -164,7 +165,7 @@ def _by_name(graph: Graph) -> dict[object, int]:
 def judged(specimen: Specimen, mutant: Mutant, limit: float) -> Outcome:
     """Both verdicts on a mutant. The prover is stopped after `limit` seconds."""
     begun = time.perf_counter()
-    findings, gave_up = mutant.joint.findings, False
+    findings, gave_up, crash = mutant.joint.findings, False, None
     difference: str | None = "the ranks do not fit together"
     if not findings:
         difference = specimen.difference(mutant.joint)
@@ -174,16 +175,19 @@ def judged(specimen: Specimen, mutant: Mutant, limit: float) -> Outcome:
                 findings = specimen.prove(mutant.joint).findings
         except _TooLong:
             gave_up = True
+        except Exception as error:
+            crash = f"{type(error).__name__}: {error}"
     return Outcome(
         mutant.kind,
         specimen.name,
         str(mutant),
         difference,
-        not findings and not gave_up,
+        not findings and not gave_up and crash is None,
         gave_up,
-        _reason(findings[0]) if findings else None,
+        _reason(findings[0]) if findings else crash,
         is_located(findings, mutant.places),
         time.perf_counter() - begun,
+        crash,
     )
 
 

@@ -102,3 +102,7 @@ def reasons(outcomes: Collection[Outcome]) -> list[tuple[int, str, str]]:
 
 def unsound(outcomes: Iterable[Outcome]) -> list[str]:
     return [f"{o.specimen}: {o.words}: verified, but {o.difference}" for o in outcomes if o.unsound]
+
+
+def crashes(outcomes: Iterable[Outcome]) -> list[str]:
+    return [f"{o.specimen}: {o.words}: {o.crash}" for o in outcomes if o.crash is not None]
