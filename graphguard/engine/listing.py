@@ -19,6 +19,7 @@ from graphguard.ir import Value as Tensor
 from graphguard.listing import Program, in_words, listed
 
 MOST_SECONDS = 20.0  # after which operations are listed without their relations
+MOST_SECONDS_OF_A_PROOF = 1.0  # spent on pictures for its findings
 MOST_COPIES = 2  # of a sequential tensor that are named beside it
 _LATE = ("unknown", "not looked at: the program is large")
 
@@ -28,6 +29,8 @@ class Lister:
         self.found, self.sequential, self.mesh = found, sequential, mesh
         self.relator, self.localiser = relator, localiser
         self._until = float("inf")
+        self._operands: dict[Node, tuple[Holding | None, ...]] = {}
+        self._spent = 0.0
         self._holders: dict[str, list[str]] = {}  # of each sequential tensor, by its name
 
     # ------------------------------------------------------------------ one tensor
@@ -72,7 +75,15 @@ class Lister:
         return None if chosen is None else (chosen, None)
 
     def operands(self, node: Node) -> tuple[Holding | None, ...]:
-        """How the ranks hold what an operation of theirs reads, by operand; None where that has no simple form."""
+        """How the ranks hold what an operation of theirs reads, by operand; None where that has no simple form. A proof
+        does not wait for it long."""
+        if node not in self._operands:
+            begun = time.perf_counter()
+            self._operands[node] = self._held_by(node) if self._spent < MOST_SECONDS_OF_A_PROOF else ()
+            self._spent += time.perf_counter() - begun
+        return self._operands[node]
+
+    def _held_by(self, node: Node) -> tuple[Holding | None, ...]:
         for number, (stream, _) in enumerate(self.found.streams):
             if any(each is node for each in stream.graphs[0].nodes):
                 names = _Names(stream.graphs[0])

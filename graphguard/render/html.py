@@ -71,14 +71,15 @@ def _badge(verdict: str) -> str:
 
 
 def _summary(report: Report) -> str:
-    parts = [_finding(finding) for finding in report.findings[:MOST_FINDINGS]]
+    parts = [_finding(finding, number == 0) for number, finding in enumerate(report.findings[:MOST_FINDINGS])]
     if len(report.findings) > MOST_FINDINGS:
         parts.append(f"<p>and {len(report.findings) - MOST_FINDINGS} more findings</p>")
     found = f"<section><h2>Findings</h2>{''.join(parts)}</section>" if parts else ""
     return found + _counterexample(report) + _relations(report)
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: Finding, is_first: bool) -> str:
+    """The first finding is open; the others are opened by a click."""
     phase = f" ({finding.phase})" if finding.phase else ""
     sides = [
         _side(side, source, phase)
@@ -90,9 +91,10 @@ def _finding(finding: Finding) -> str:
     repair = f"<p><b>Repair:</b> {escape(finding.repair)}</p>" if finding.repair else ""
     pictures = "".join(_holding(holding) for holding in finding.holdings)
     return (
-        f'<article class="card"><h3>{escape(finding.code)} {escape(finding.kind)}</h3><p>{escape(finding.message)}</p>'
+        f'<details class="card"{" open" if is_first else ""}><summary><b>{escape(finding.code)} {escape(finding.kind)}</b> '
+        f"{escape(finding.message)}</summary>"
         f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}'
-        f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div></article>'
+        f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div></details>'
     )
 
 
@@ -163,9 +165,13 @@ def _operations(report: Report) -> str:
     data = json.dumps([_plain(program, focus) for program in programs], separators=(",", ":"))
     safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     button = '<button id="to-break">Show the break</button>' if report.findings else ""
+    without = (
+        "Red: it has no such relation." if report.findings else "Grey: it has no counterpart, which is no fault by itself."
+    )
     return (
-        '<section><h2>Operations</h2><p class="soft">Green: the other program has it, as a copy, a tile or a summand. '
-        "Red: it has no such relation. Yellow: no description. Click a rank's operation to see its partner.</p>"
+        f"<section{'' if report.findings else ' class=proved'}><h2>Operations</h2>"
+        '<p class="soft">Green: the other program has it, as a copy, a tile or a summand. '
+        f"{without} Yellow: no description. Click a rank's operation to see its partner.</p>"
         '<div class="bar"><input id="search" type="search" placeholder="Search operations, files and relations  ( / )" '
         'aria-label="Search operations"><label><input id="lost" type="checkbox"> only without a relation</label>'
         f"{button}</div>"
