@@ -70,11 +70,11 @@ class Stream:
         return tuple(args), kwargs
 
 
-def streams(graphs: Sequence[Graph], relations: Sequence[Graph]) -> list[Stream]:
-    """The ranks by class, in the order of their first ranks."""
+def streams(graphs: Sequence[Graph], relations: Sequence[Graph], apart: bool = False) -> list[Stream]:
+    """The ranks by class, in the order of their first ranks; or each by itself."""
     found: dict[Hashable, Stream] = {}
     for rank, (graph, relation) in enumerate(zip(graphs, relations, strict=True)):
-        signature = (_signature(graph), _signature(relation))
+        signature = rank if apart else (_signature(graph), _signature(relation))
         stream = found.setdefault(signature, Stream([], [], []))
         stream.ranks.append(rank)
         stream.graphs.append(graph)

@@ -15,11 +15,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from graphguard.engine.lane import Lane, at_lane, collapse, equal
+from graphguard.engine.lane import Lane, at_lane, collapse
 from graphguard.engine.term import Atom, Factor, Index, Range, Undescribed, Variable
 
 Pattern = tuple[tuple[int, int], ...]  # for each position, which axis it is, and at what distance
-ORIGIN = (-1, 0)  # in a pattern: no axis, a sum that starts at 0
 MOST_ORDERS = 24  # of factors that are alike, tried to find the canonical one
 
 
@@ -61,7 +60,7 @@ class Abstract(NamedTuple):
 
 
 class _Position(NamedTuple):
-    base: Hashable  # equal for equal free parts; None where a bound variable starts at 0, which needs no axis
+    base: Hashable  # equal for equal free parts, of sums and of single positions apart
     free: Index
     bound: tuple[tuple[Variable, int], ...]
     shift: int  # a constant distance from the axis, which is part of the definition
@@ -105,10 +104,9 @@ def _piece(factor: Factor, extents: Mapping[Variable, int], ranges: Mapping[Vari
             free = Index(tuple(t for t in index.terms if t[0] not in extents), collapse(offset))
         else:
             free = index
-        at_origin = bound and not free.terms and type(free.offset) is int and free.offset == 0
         shift = free.offset if free.terms and type(free.offset) is int else 0
         free = Index(free.terms) if shift else free
-        positions.append(_Position(None if at_origin else free.key, free, bound, shift))
+        positions.append(_Position((bool(bound), free.key), free, bound, shift))
     return _Piece(factor.atom, factor.power, tuple(positions))
 
 
@@ -154,9 +152,6 @@ def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
             for position in piece.positions:
                 bound = tuple((numbers.setdefault(v, len(numbers)), stride) for v, stride in position.bound)
                 positions.append(Index(position.free.terms, position.shift) if position.shift else position.free)
-                if position.base is None:
-                    indices.append(Index(bound))
-                    continue
                 axis = axes.get(position.base)
                 if axis is None:
                     axis = axes[position.base] = len(axes)
@@ -177,9 +172,8 @@ def shape_of(products: Sequence[Product]) -> tuple[Hashable, tuple[int, ...], Pa
         for factor in factors:
             bound = []
             for index in factor.at:
-                axis = index.terms[0][0]
-                pattern.append((-1 - axis, at_lane(index.offset, 0)) if axis < 0 else ORIGIN)
-                bound.append(index.terms[1:] if axis < 0 else index.terms)
+                pattern.append((-1 - index.terms[0][0], at_lane(index.offset, 0)))
+                bound.append(index.terms[1:])
             atoms.append(factor.atom.id)
             inner.append((factor.power, tuple(bound)))
         shape.append((label, tuple(inner), extents))
@@ -190,10 +184,6 @@ def fitting(pattern: Pattern, found: Abstract) -> tuple[Index, ...] | None:
     """The positions of another atom's axes, if the parts are that atom: where it has one axis, they have one position."""
     axes: dict[int, Index] = {}
     for (axis, shift), position in zip(pattern, found.positions, strict=True):
-        if axis < 0:
-            if position.terms or not equal(position.offset, 0):
-                return None
-            continue
         start = Index(position.terms, collapse(position.offset - shift)) if shift else position
         known = axes.setdefault(axis, start)
         if known is not start and known.key != start.key:

@@ -107,7 +107,9 @@ def _joined_maximum(table: Table, term: Term, groups: Groups) -> Term | None:
             return None
         at.append(Index(index.terms, collapse(held[:, 0][groups.group])))
     wide = Product(product.label, product.factors, (size * groups.size,))
-    return table.settle(term.with_(factors=(Factor(table.add(("max", "max", (), 1), [wide], definition.axes), tuple(at)),)))
+    return table.settle(
+        term.with_(factors=(Factor(table.add(("max", "max", definition.parameters, 1), [wide], definition.axes), tuple(at)),))
+    )
 
 
 def _uniform(term: Term, groups: Groups) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from graphguard.engine.definition import Part, Product
 from graphguard.engine.grid import Box, by_cell, covers
 from graphguard.engine.lane import Lane, at_lane, varies
-from graphguard.engine.product import Layout, constant, filled
+from graphguard.engine.product import Layout, constant, filled, multiply
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import Table, weighted
@@ -24,6 +24,7 @@ from graphguard.engine.value import add, masked
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
+FINITE = ("finite",)  # the parameters of the largest of elements of which some are masked, but not all
 MOST_COPIES = 4  # of a root
 MOST_KINDS = 4  # of lanes with different shares, told apart
 ZERO_AT_ZERO = {
@@ -125,7 +126,7 @@ def _rectified(table: Table, term: Term | None) -> Term | None:
         definition = table.definitions.get(term.factors[0].atom.id)
         if definition is not None and definition.name == "relu" and definition.operands[0]:
             (product,) = definition.operands[0]
-            inner = _instance(product, {-1 - n: index for n, index in enumerate(term.factors[0].at)})
+            inner = instance(product, {-1 - n: index for n, index in enumerate(term.factors[0].at)})
             return _settled(table, term.with_(coefficient=product.label[1], factors=inner))
     return term.with_(coefficient=ONE)
 
@@ -238,16 +239,72 @@ def _exp(table: Table, value: Value) -> Value:
         if not cells[0]:
             return filled(table, box)
         factors: list[tuple[int, Fraction]] = []
-        for term in cells[0]:
-            closed = plain(table, [term])
-            assert closed is not None
-            layout.lay(closed.with_(factors=weighted(closed)), labels)
-            factors.append((len(layout.parts) - 1, closed.coefficient))
+        closed = [term for term in (plain(table, [each]) for each in cells[0]) if term is not None]
+        if _is_exp_of_nothing(table, closed):
+            return None
+        for term in closed:
+            layout.lay(term.with_(factors=weighted(term)), labels)
+            factors.append((len(layout.parts) - 1, term.coefficient))
         product = [f for place, scale in factors for f in _exp_factors(table, layout.parts[place], scale)]
         dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-        return _settled(table, Term(ONE, tuple(product), layout.ranges, dims, box))
+        return table.settle(_opened(table, Term(ONE, tuple(product), layout.ranges, dims, box)))
 
     return by_cell(table, [value], on_cell)
+
+
+def _is_exp_of_nothing(table: Table, terms: Sequence[Term]) -> bool:
+    """Whether minus infinity is added to what is finite: then exp is 0."""
+    masked_out = [term for term in terms if term.coefficient > 0 and is_log_of_nothing(table, term)]
+    rest = [term for term in terms if not any(term is other for other in masked_out)]
+    return bool(masked_out) and not any(may_vanish(table, factor.atom) for term in rest for factor in term.factors)
+
+
+def is_log_of_nothing(table: Table, term: Term) -> bool:
+    """Whether the term is a multiple of log 0."""
+    if len(term.factors) != 1 or term.factors[0].power != 1 or varies(term.weight):
+        return False
+    definition = table.definitions.get(term.factors[0].atom.id)
+    return definition is not None and definition.name == "log" and definition.operands == ((),)
+
+
+def _opened(table: Table, term: Term) -> Term:
+    """The term with the one sum that log and exp left as an atom as a sum again: it may be part of a larger one."""
+    sums = [f for f in term.factors if f.atom.kind == "sum"]
+    if table.recording or len(sums) != 1 or sums[0].power != 1:
+        return term
+    ((product,),) = table.definitions[sums[0].atom.id].operands
+    names: dict[int, Index] = {-1 - n: index for n, index in enumerate(sums[0].at)}
+    ranges = dict(term.ranges)
+    for number, size in enumerate(product.extents):
+        variable = next(table.names)
+        names[number], ranges[variable] = Index(((variable, 1),)), (0, size)
+    rest = [f for f in term.factors if f is not sums[0]]
+    return term.with_(factors=(*rest, *instance(product, names)), ranges=ranges)
+
+
+def sigmoid(table: Table, value: Value) -> Value:
+    """sigmoid(log A - log B) is A / (A + B); of what has no logs, nothing more is known."""
+    inside = [f for term in value.terms for f in term.factors]
+    if any(_name(table, f.atom) == "log" for f in inside):
+        ratio = exp(table, folded(table, value))
+        if len(ratio.terms) == 1 and covers(ratio.terms[0].box, ratio.shape) and not ratio.terms[0].summed:
+            return _share(table, ratio)
+    return apply(table, "sigmoid", [value])
+
+
+def _name(table: Table, atom: Atom) -> str | None:
+    definition = table.definitions.get(atom.id)
+    return None if definition is None else definition.name
+
+
+def _share(table: Table, ratio: Value) -> Value:
+    """A / (A + B) of A / B."""
+    (term,) = ratio.terms
+    above = term.with_(factors=tuple(f for f in term.factors if f.power > 0))
+    below = term.with_(coefficient=ONE, factors=tuple(f._replace(power=-f.power) for f in term.factors if f.power < 0))
+    a, b = (Value(ratio.shape, (_settled(table, _opened(table, each)),)) for each in (above, below))
+    labels = "".join(chr(97 + dim) for dim in range(len(ratio.shape)))
+    return multiply(table, [a, power(table, add(table, [a, b]), -ONE)], [labels, labels], labels)
 
 
 def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> list[Factor]:
@@ -259,10 +316,10 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
         if atom.kind == "lin":
             result = []
             for product in definition.operands[0]:
-                result += _exp_factors(table, _instance(product, axes), scale * product.label[1])  # type: ignore[index]
+                result += _exp_factors(table, instance(product, axes), scale * product.label[1])  # type: ignore[index]
             return result
         if definition.name == "log" and definition.operands[0] and definition.operands[0][0].label == (0, ONE):
-            inner = _instance(definition.operands[0][0], axes)
+            inner = instance(definition.operands[0][0], axes)
             if scale == 1 or all(f.atom.positive for f in inner):
                 return [f._replace(power=f.power * scale) for f in inner]
     finite = not any(may_vanish(table, factor.atom) for factor in factors)  # exp(log 0) is 0
@@ -284,7 +341,7 @@ def may_vanish(table: Table, atom: Atom) -> bool:
 
 def _holds_log_of_zero(table: Table, atom: Atom) -> bool:
     definition = table.definitions.get(atom.id)
-    if definition is None:
+    if definition is None or definition.parameters == FINITE:
         return False
     inside = [factor.atom for operand in definition.operands for product in operand for factor in product.factors]
     if definition.name == "log":
@@ -292,7 +349,7 @@ def _holds_log_of_zero(table: Table, atom: Atom) -> bool:
     return any(may_vanish(table, each) for each in inside)
 
 
-def _instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
+def instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
     """A product of a definition at given positions."""
     return tuple(f._replace(at=tuple(substituted(i, axes) for i in f.at)) for f in product.factors)
 
@@ -321,7 +378,7 @@ def _log_terms(table: Table, term: Term, factor: Factor) -> tuple[Term, ...]:
     definition = table.definitions.get(factor.atom.id)
     if definition is not None and definition.name == "exp":
         (product,) = definition.operands[0]
-        factors = _instance(product, {-1 - n: index for n, index in enumerate(factor.at)})
+        factors = instance(product, {-1 - n: index for n, index in enumerate(factor.at)})
         return (_settled(table, term.with_(coefficient=factor.power, factors=factors)),)
     part = Part((0, ONE), (factor._replace(power=ONE),))
     return (

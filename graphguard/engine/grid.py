@@ -28,7 +28,7 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
         return Value(shape, () if term is None else (term,))
     terms = []
     for cell in _cells(values):
-        inside = [[_unmasked(term, cell) for term in _inside(table, value.terms, cell)] for value in values]
+        inside = [[unmasked(term, cell) for term in _inside(table, value.terms, cell)] for value in values]
         term = work(inside, cell)
         settled = None if term is None else table.settle(term)
         if settled is not None:
@@ -36,10 +36,10 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
     return Value(shape, tuple(terms))
 
 
-def in_cells(table: Table, value: Value) -> Iterator[list[Term]]:
+def in_cells(table: Table, value: Value) -> Iterator[tuple[Box, list[Term]]]:
     """The terms of a tensor, cut at the edges of all of them, cell by cell."""
     for cell in _cells([value]):
-        yield list(_inside(table, value.terms, cell))
+        yield cell, list(_inside(table, value.terms, cell))
 
 
 def covers(box: tuple[Range, ...], shape: tuple[Lane, ...]) -> bool:
@@ -57,7 +57,7 @@ def _inside(table: Table, terms: Sequence[Term], cell: tuple[Range, ...]) -> Ite
                 yield settled
 
 
-def _unmasked(term: Term, cell: Box) -> Term:
+def unmasked(term: Term, cell: Box) -> Term:
     """The term without the zeros that it has where the cell is empty: there, the box says that it does not count."""
     if not isinstance(term.weight, np.ndarray):
         return term

@@ -6,6 +6,7 @@ the numbers that it may be: `ids < lo` is Σ_v [ids = v] for v below lo. So mask
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,9 +14,9 @@ import numpy as np
 
 from graphguard.engine.definition import Part
 from graphguard.engine.function import apply
-from graphguard.engine.grid import covers
+from graphguard.engine.grid import covers, in_cells, unmasked
 from graphguard.engine.lane import Lane, collapse, larger, smaller, varies
-from graphguard.engine.merge import matches
+from graphguard.engine.merge import matches, merged
 from graphguard.engine.product import Layout, constant, filled, multiply
 from graphguard.engine.table import Table
 from graphguard.engine.term import (
@@ -29,9 +30,10 @@ from graphguard.engine.term import (
     Undescribed,
     Value,
     combined,
+    extent,
     scaled,
 )
-from graphguard.engine.value import add, scale
+from graphguard.engine.value import add, moved, scale
 
 LABELS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -43,6 +45,32 @@ class Affine(NamedTuple):
     sign: int
     subject: tuple[Factor, ...]
     position: Index
+
+
+def in_pieces(value: Value) -> bool:
+    return not all(covers(term.box, value.shape) for term in value.terms)
+
+
+def _by_piece(
+    table: Table, value: Value, work: Callable[[Value], Value | None], added: int | None = None
+) -> tuple[Term, ...] | None:
+    """Work on a tensor in pieces, such as labels that were shifted: each piece by itself. The result may have a dim more."""
+    terms: list[Term] = []
+    for cell, inside in in_cells(table, value):
+        here = tuple((0, extent(span)) for span in cell)
+        shape = tuple(extent(span) for span in cell)
+        done = work(Value(shape, tuple(unmasked(term, cell).with_(box=here) for term in inside)))
+        if done is None:
+            return None
+        starts = [low for low, _ in cell]
+        if added is not None:
+            starts.insert(added, 0)
+        for term in done.terms:
+            for dim, start in enumerate(starts):
+                term = moved(term, dim, start)
+            settled = table.settle(term)
+            terms += [] if settled is None else [settled]
+    return merged(table, terms)
 
 
 def compare(table: Table, name: str, a: Value, b: Value, *, whole: bool) -> Value:
@@ -67,6 +95,9 @@ def compare(table: Table, name: str, a: Value, b: Value, *, whole: bool) -> Valu
 
 def _sign_test(table: Table, name: str, distance: Value) -> Value | None:
     """[distance > 0] or [distance = 0] where that is exact; None where it is not known."""
+    if in_pieces(distance):
+        terms = _by_piece(table, distance, lambda piece: _sign_test(table, name, piece))
+        return None if terms is None else Value(distance.shape, terms)
     affine = _affine(table, distance)
     if affine is None:
         return None
@@ -190,6 +221,10 @@ def where(table: Table, mask: Value, a: Value, b: Value) -> Value:
 def one_hot(table: Table, value: Value, size: int, dim: int) -> Value:
     """[value = v] for v in [0, size), along a new dim."""
     shape = (*value.shape[:dim], size, *value.shape[dim:])
+    if in_pieces(value):
+        terms = _by_piece(table, value, lambda piece: one_hot(table, piece, size, dim), dim)
+        assert terms is not None
+        return Value(shape, terms)
     affine = _affine(table, value)
     if affine is None:
         return _one_hot_of_choice(table, value, size, dim)

@@ -6,11 +6,15 @@ runs look for those atoms instead. Both go through here, so both see values in t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from graphguard.engine import function, integer
 from graphguard.engine.definition import Part
+from graphguard.engine.finite import may_be_masked, some_left
+from graphguard.engine.function import FINITE, is_log_of_nothing
 from graphguard.engine.grid import by_cell, covers
 from graphguard.engine.lane import Lane, collapse, equal
 from graphguard.engine.product import Layout, constant, multiply
@@ -117,6 +121,9 @@ class Ops:
     def log(self, value: Value) -> Value:
         return function.log(self.table, value)
 
+    def sigmoid(self, value: Value) -> Value:
+        return function.sigmoid(self.table, value)
+
     def fn(self, name: str, *values: Value, parameters: tuple[Hashable, ...] = ()) -> Value:
         """An elementwise function that nothing more is known of."""
         return function.apply(self.table, name, self.broadcast(*values), parameters)
@@ -142,13 +149,18 @@ class Ops:
         value = folded(self.table, value)
         gone = set(dims)
 
-        def on_cell(cells: list[list[Term]], box: tuple[Range, ...]) -> Term:
+        pieces = self._pieces(value, dims)
+        if len(pieces) > 1:
+            return functools.reduce(functools.partial(self.fn, "maximum"), [self.max(piece, dims, keep) for piece in pieces])
+        parameters = FINITE if may_be_masked(self.table, value) and some_left(self.table, value, dims) else ()
+
+        def on_cell(cells: list[list[Term]], box: tuple[Range, ...]) -> Term | None:
             term = plain(self.table, cells[0])
             if term is None:
-                raise Undescribed("the largest of zeros")
+                return None
             bound = tuple(v for dim in sorted(gone) for v in term.dims[dim])
             part = Part((0, term.coefficient), weighted(term), bound)
-            atom, axes = self.table.define("max", "max", (), 1, [part], term.ranges)
+            atom, axes = self.table.define("max", "max", parameters, 1, [part], term.ranges)
             ranges = {v: span for v, span in term.ranges.items() if v not in bound}
             dims = tuple(() if dim in gone else group for dim, group in enumerate(term.dims))
             boxes = tuple((0, 1) if dim in gone else span for dim, span in enumerate(box))
@@ -156,14 +168,23 @@ class Ops:
             assert settled is not None
             return settled
 
-        for term in value.terms:
-            for dim in gone:
-                if not (equal(term.box[dim][0], 0) and equal(term.box[dim][1], value.shape[dim])):
-                    raise Undescribed("the largest element of a tensor in pieces")
         found = by_cell(self.table, [value], on_cell)
         shape = tuple(1 if dim in gone else size for dim, size in enumerate(value.shape))
         kept = Value(shape, found.terms)
         return kept if keep else self.reshape(kept, [size for dim, size in enumerate(shape) if dim not in gone])
+
+    def _pieces(self, value: Value, dims: Sequence[int]) -> list[Value]:
+        """The tensor cut along these dims where its terms begin and end."""
+        pieces = [value]
+        for dim in dims:
+            edges = [bound for term in value.terms for bound in term.box[dim]]
+            if not all(isinstance(edge, int) for edge in edges):
+                if all(equal(low, 0) and equal(high, value.shape[dim]) for low, high in (t.box[dim] for t in value.terms)):
+                    continue
+                raise Undescribed("the largest element of a tensor in pieces that differ between lanes")
+            bounds = sorted({0, self.size(value, dim), *(int(edge) for edge in edges)})
+            pieces = [self.cut(piece, dim, low, high) for piece in pieces for low, high in pairwise(bounds)]
+        return pieces
 
     # ------------------------------------------------------------------ shapes
     @staticmethod
@@ -221,10 +242,7 @@ class Ops:
         return self.where(mask, a, b)
 
     def is_minus_infinity(self, value: Value) -> bool:
-        if len(value.terms) != 1 or len(value.terms[0].factors) != 1 or value.terms[0].coefficient != 1:
-            return False
-        definition = self.table.definitions.get(value.terms[0].factors[0].atom.id)
-        return definition is not None and definition.name == "log" and definition.operands == ((),)
+        return len(value.terms) == 1 and value.terms[0].coefficient == 1 and is_log_of_nothing(self.table, value.terms[0])
 
     def one_hot(self, value: Value, size: int, dim: int) -> Value:
         return integer.one_hot(self.table, value, size, dim)

@@ -52,7 +52,7 @@ def folded(table: Table, value: Value) -> Value:
     terms = _folded(table, list(value.terms))
     if len(terms) == len(value.terms) and not _one_box(terms):
         try:
-            cells = [(_folded(table, inside), len(inside)) for inside in in_cells(table, value)]
+            cells = [(_folded(table, inside), len(inside)) for _, inside in in_cells(table, value)]
         except Undescribed:
             return value
         if any(len(inside) < count for inside, count in cells):

@@ -9,20 +9,23 @@ product is the filed one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
-from graphguard.engine.lane import equal, varies
+from graphguard.engine.lane import equal, everywhere, varies
 from graphguard.engine.normal import normal
 from graphguard.engine.term import (
     FIRST_ID,
     IDX,
+    IMPULSE,
     ONE,
     SPECIAL,
+    STEP,
+    WINDOW,
     Atom,
     Factor,
     Index,
@@ -30,6 +33,7 @@ from graphguard.engine.term import (
     Term,
     Undescribed,
     Variable,
+    bounds,
     extent,
     mentioned,
 )
@@ -115,7 +119,7 @@ class Table:
         self._defined: dict[tuple[int, tuple[int, ...]], dict[Pattern, Atom]] = {}  # by shape and atoms, then by pattern
         self._ids = itertools.count(FIRST_ID)
         self._filed: set[int] = set()  # the sums of the sequential run
-        self._filed_products: set[Hashable] = set()  # the atoms that they are sums of products of
+        self._filed_products: dict[Hashable, list[Range]] = {}  # over what, by the atoms that they are sums of products of
         self.trace: Trace | None = None  # of the description that is being made
         self.definitions = _Definitions(self)
         self.subjects = _Noted(self, "subjects")  # the range of what a delta compares, by the delta's atom
@@ -328,15 +332,17 @@ class Table:
             part = Part((0, ONE), inside, bound)
             atom, axes = self.define("sum", "sum", (), 1, [part], term.ranges, **signs(inside))
             if self.recording:
-                self._file(atom, tuple(f.atom for f in inside), tuple(f.power for f in inside))
+                spans = tuple(term.ranges[v] for v in bound if not any(varies(end) for end in term.ranges[v]))
+                self._file(atom, tuple(f.atom for f in inside), tuple(f.power for f in inside), spans)
             term = self._replaced(term, inside, bound, atom, axes)
         return term
 
-    def _file(self, total: Atom, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...]) -> None:
+    def _file(self, total: Atom, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...], spans: tuple[Range, ...]) -> None:
         self._filed.add(total.id)
-        self._filed_products.add(_product_key([atom.id for atom in atoms], powers))
+        known = self._filed_products.setdefault(_product_key([atom.id for atom in atoms], powers), [])
+        known += [span for span in spans if span not in known]
         if self.trace is not None:
-            self.trace.told(lambda there, images: there._file(images[0], images[1:], powers), (total, *atoms))
+            self.trace.told(lambda there, images: there._file(images[0], images[1:], powers, spans), (total, *atoms))
 
     def _is_filed(self, total: Atom) -> bool:
         filed = total.id in self._filed
@@ -344,12 +350,14 @@ class Table:
             self.trace.asked(lambda there, ids: ids[0] in there._filed, (total.id,), filed)
         return filed
 
-    def _is_filed_product(self, factors: Sequence[Factor]) -> bool:
+    def _filed_spans(self, factors: Sequence[Factor]) -> Sequence[Range] | None:
+        """The ranges of filed sums of products of the same atoms; None if there is no such sum."""
         ids, powers = tuple(f.atom.id for f in factors), tuple(f.power for f in factors)
-        filed = _product_key(ids, powers) in self._filed_products
+        found = self._filed_products.get(_product_key(ids, powers))
         if self.trace is not None:
-            self.trace.asked(lambda there, now: _product_key(now, powers) in there._filed_products, ids, filed)
-        return filed
+            answer = None if found is None else list(found)
+            self.trace.asked(lambda there, now: there._filed_products.get(_product_key(now, powers)), ids, answer)
+        return found
 
     def _fold(self, term: Term) -> Term:
         summed = term.summed
@@ -365,19 +373,24 @@ class Table:
 
     def _folded_once(self, term: Term, summed: Sequence[Variable]) -> Term | None:
         even = {v for v in summed if not varies(extent(term.ranges[v]))}
-        for variable in sorted(even):
+        for variable in sorted(summed):
             inside = tuple(f for f in term.factors if variable in f.variables())
             whole = self._whole_part(term, inside, variable)
             if whole is not None:
                 return whole
-            if not self._is_filed_product(inside):
+            spans = self._filed_spans(inside)
+            if spans is None:
                 continue
             outside = mentioned(f for f in term.factors if variable not in f.variables())
-            closed = tuple(sorted(v for v in mentioned(inside) if v in even and v not in outside))
-            for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
-                found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], term.ranges)
-                if found is not None and self._is_filed(found[0]):
-                    return self._replaced(term, inside, bound, *found)
+            for ranges in [term.ranges, *_widened(inside, term.ranges, variable, spans)]:
+                same = even if ranges is term.ranges else even | {variable}
+                if variable not in same:
+                    continue
+                closed = tuple(sorted(v for v in mentioned(inside) if v in same and v not in outside))
+                for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
+                    found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], ranges)
+                    if found is not None and self._is_filed(found[0]):
+                        return self._replaced(term, inside, bound, *found)
         return None
 
     def _whole_part(self, term: Term, inside: tuple[Factor, ...], variable: Variable) -> Term | None:
@@ -429,6 +442,31 @@ def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
 
 def _require_defined(table: Table, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...]) -> None:
     table.require_defined(Factor(atom, (), power) for atom, power in zip(atoms, powers, strict=True))
+
+
+def _widened(
+    factors: Sequence[Factor], ranges: Mapping[Variable, Range], variable: Variable, spans: Sequence[Range]
+) -> Iterator[Mapping[Variable, Range]]:
+    """The ranges with that of a summed variable widened to one of these, where a step or an impulse is 0 on all that is added:
+    a causal row that is cut off behind its last key is summed over as many as the whole one."""
+    masks = [f for f in factors if f.atom in (STEP, IMPULSE, WINDOW)]
+    low, high = ranges[variable]
+    for first, last in spans if masks else ():
+        if (equal(low, first) and equal(high, last)) or not (everywhere(first <= low) and everywhere(high <= last)):
+            continue
+        added = [span for span in ((first, low), (high, last)) if not everywhere(span[0] == span[1])]
+        if all(any(_vanishes(mask, {**ranges, variable: span}) for mask in masks) for span in added):
+            yield {**ranges, variable: (first, last)}
+
+
+def _vanishes(mask: Factor, ranges: Mapping[Variable, Range]) -> bool:
+    """Whether a mask is 0 over all of these ranges, in lanes where they are not empty."""
+    low, high = bounds(mask.at[0], ranges)
+    empty = np.asarray(False)
+    for first, last in ranges.values():
+        empty = empty | np.asarray(last <= first)
+    outside = ((low > 0) | (high < 0)) if mask.atom is IMPULSE else high <= 0
+    return bool(np.all(np.asarray(outside) | empty))
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:

@@ -66,7 +66,7 @@ class _Run:
 
     def stuck(self) -> list[Stream]:
         """The classes that do not come to their end."""
-        while any([self._advance(number) for number in range(len(self.streams))]):
+        while any(self._advance(number) for number in range(len(self.streams))):
             pass
         return [stream for stream, left in zip(self.streams, self.pending, strict=True) if left]
 

@@ -13,7 +13,7 @@ from graphguard.lemmas.registry import Call, row
 
 @row("aten.sigmoid.default", means="sigmoid(x)")
 def sigmoid(c: Call, x: Value) -> Value:
-    return c.fn("sigmoid", x)
+    return c.sigmoid(x)
 
 
 @row("aten.sigmoid_backward.default", means="g y (1 - y)")
@@ -50,7 +50,7 @@ def threshold_backward(c: Call, g: Value, x: Value, limit: Any) -> Value:
 
 @row("aten.silu.default", means="x sigmoid(x)")
 def silu(c: Call, x: Value) -> Value:
-    return c.mul(x, c.fn("sigmoid", x))
+    return c.mul(x, c.sigmoid(x))
 
 
 @row("aten.gelu.default", means="gelu(x), exact or by tanh")
@@ -111,26 +111,26 @@ def elu_backward(c: Call, g: Value, alpha: Any, scale: Any, input_scale: Any, of
 
 @row("aten.log_sigmoid_forward.default", means="log(sigmoid(x)), and exp(-|x|)")
 def log_sigmoid(c: Call, x: Value) -> tuple[Value, Value]:
-    return c.log(c.fn("sigmoid", x)), c.exp(c.neg(c.fn("abs", x)))
+    return c.log(c.sigmoid(x)), c.exp(c.neg(c.fn("abs", x)))
 
 
 @row("aten.log_sigmoid_backward.default", means="g (1 - sigmoid(x))")
 def log_sigmoid_backward(c: Call, g: Value, x: Value, _: Any) -> Value:
-    return c.sub(g, c.mul(g, c.fn("sigmoid", x)))
+    return c.sub(g, c.mul(g, c.sigmoid(x)))
 
 
 @row("aten.glu.default", means="a sigmoid(b), of the two halves of x")
 def glu(c: Call, x: Value, dim: int = -1) -> Value:
     dim %= len(x.shape)
     half = c.size(x, dim) // 2
-    return c.mul(c.cut(x, dim, 0, half), c.fn("sigmoid", c.cut(x, dim, half, 2 * half)))
+    return c.mul(c.cut(x, dim, 0, half), c.sigmoid(c.cut(x, dim, half, 2 * half)))
 
 
 @row("aten.glu_backward.default", means="(g s, g a s (1 - s)), s = sigmoid(b)")
 def glu_backward(c: Call, g: Value, x: Value, dim: int) -> Value:
     dim %= len(x.shape)
     half = c.size(x, dim) // 2
-    gate = c.fn("sigmoid", c.cut(x, dim, half, 2 * half))
+    gate = c.sigmoid(c.cut(x, dim, half, 2 * half))
     first = c.mul(g, gate)
     return c.concat([first, c.mul(c.mul(first, c.cut(x, dim, 0, half)), c.sub(c.ones(gate.shape), gate))], dim)
 

@@ -188,9 +188,13 @@ _BINARY = {
 @row(*(f"aten.{name}" for name in _BINARY), means="a function of two elements, of which nothing more is known")
 def binary(c: Call, a: Any, b: Any) -> Value:
     name = c.node.op.split(".")[1].removesuffix("_")
-    return c.fn(
-        {"fmax": "maximum", "fmin": "minimum", "max": "maximum", "min": "minimum"}.get(name, name), c.value(a), c.value(b)
-    )
+    name = {"fmax": "maximum", "fmin": "minimum", "max": "maximum", "min": "minimum"}.get(name, name)
+    left, right = c.broadcast(c.value(a), c.value(b))
+    if name == "maximum" and c.is_minus_infinity(left):
+        return right
+    if name == "maximum" and c.is_minus_infinity(right):
+        return left
+    return c.fn(name, left, right)
 
 
 @row("aten.remainder.Scalar", means="what is left of x after whole multiples of a number; x where that is known to be smaller")

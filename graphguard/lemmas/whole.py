@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphguard.engine.lane import Lane, at_lane, collapse, everywhere
+from graphguard.engine.grid import in_cells, unmasked
+from graphguard.engine.integer import in_pieces
+from graphguard.engine.lane import Lane, at_lane, collapse, everywhere, larger, smaller
 from graphguard.engine.table import Table
 from graphguard.engine.term import IDX, Atom, Factor, Index, Term, Undescribed, Value, bounds, extent, substituted
 from graphguard.ir import Constant
@@ -20,13 +22,13 @@ MOST_PIECES = 256
 
 def declare(c: Call, index: Value, size: int) -> None:
     """What indexes a dim of the sequential program lies in it: an assumption on inputs, which the report lists."""
-    if not c.table.recording or len(index.terms) != 1:
+    if not c.table.recording:
         return
-    (term,) = index.terms
-    if len(term.factors) == 1 and term.coefficient == 1 and not term.summed:
-        (factor,) = term.factors
-        if factor.atom.kind == "input" and factor.power == 1:
-            c.table.declare(factor.atom, 0, size)
+    for _, terms in in_cells(c.table, index):
+        if len(terms) == 1 and len(terms[0].factors) == 1 and terms[0].coefficient == 1 and not terms[0].summed:
+            (factor,) = terms[0].factors
+            if factor.atom.kind == "input" and factor.power == 1:
+                c.table.declare(factor.atom, 0, size)
 
 
 def bounded(c: Call, value: Value, low: int, high: int) -> Value:
@@ -63,12 +65,28 @@ def _is_open(table: Table, index: Value) -> bool:
 
 def span_of(table: Table, value: Value) -> Span | None:
     """Numbers between which all elements lie, lane by lane; None if nothing is known."""
+    if in_pieces(value):
+        return _span_of_pieces(table, value)
     lanes = max((len(n) for term in value.terms for n in _numbers(term) if isinstance(n, np.ndarray)), default=1)
     spans = [_lane_span(table, value, lane) for lane in range(lanes)]
     if any(span is None for span in spans):
         return None
     ends = np.array(spans, dtype=np.int64).reshape(lanes, 2)
     return collapse(ends[:, 0]), collapse(ends[:, 1])
+
+
+def _span_of_pieces(table: Table, value: Value) -> Span | None:
+    low: Lane | None = None
+    high: Lane | None = None
+    for cell, inside in in_cells(table, value):
+        here = tuple((0, extent(edge)) for edge in cell)
+        piece = Value(tuple(size for _, size in here), tuple(unmasked(term, cell).with_(box=here) for term in inside))
+        span = span_of(table, piece)
+        if span is None:
+            return None
+        low = span[0] if low is None else smaller(low, span[0])
+        high = span[1] if high is None else larger(high, span[1])
+    return None if low is None or high is None else (low, high)
 
 
 def _numbers(term: Term) -> Iterator[Lane]:
