@@ -364,3 +364,11 @@ def test_rendering_needs_no_torch():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == "[]\n"
+
+
+# ---------------------------------------------------------------------- pytest
+def test_the_plugin_leaves_properties_of_the_running_test(request):
+    from graphguard import pytest_plugin
+
+    pytest_plugin.record("graphguard.par", "verified")
+    assert request.node.user_properties == [("graphguard.par", "verified")]
