@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphguard.errors import ReplayError
-
 BUILT_IN = {"aten", "prims", "gg", "dist", "c10d", "_c10d_functional"}
 WIDE = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
@@ -43,7 +41,7 @@ def call_wide(function: torch._ops.OpOverload, args: list[Any], kwargs: dict[str
             narrow = _each([args, kwargs], torch.float64, torch.float32)
             return _widened(function(*narrow[0], **narrow[1])), True
         except Exception:
-            raise ReplayError(f"{function} failed: {error}") from error
+            raise error from None
 
 
 class _Widening(TorchDispatchMode):
