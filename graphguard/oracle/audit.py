@@ -7,6 +7,7 @@ result in numbers, the descriptions should show it; a row whose description does
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,6 +135,7 @@ class _Uncut(Example):
         return iter(())
 
 
+@functools.cache
 def operators_met() -> dict[str, set[str]]:
     """The rows that each sample makes use of."""
     found = {}
