@@ -7,8 +7,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -133,19 +134,20 @@ class _Verification:
         try:
             checks = find_all_checks(paths)
             progress.total = len(checks)
-            for outcome in run(checks, self.jobs, progress, listing=site is not None):
-                progress.clear()
-                self.outcomes.append(outcome)
-                if site is not None:
-                    site.add(outcome)
-                self._show(outcome)
+            with closing(run(checks, self.jobs, progress, listing=site is not None)) as outcomes:
+                for outcome in outcomes:
+                    progress.clear()
+                    self.outcomes.append(outcome)
+                    if site is not None:
+                        site.add(outcome)
+                    self._show(outcome)
             if site is not None:
                 site.finish()
         except KeyboardInterrupt:
             progress.clear()
             done = f"{len(self.outcomes)} of {progress.total} checks were done" if progress.total else "no check was begun"
             print(f"interrupted: {done}{f' ({_counted(self.outcomes)})' if self.outcomes else ''}", file=sys.stderr)
-            return _INTERRUPTED
+            _leave_at_once(_INTERRUPTED)
         finally:
             progress.clear()
         self._finish()
@@ -185,6 +187,13 @@ class _Verification:
             print(text, end="")
         if not self.quiet and (self.format.is_text or self.output is not None):
             print(_summary(self.outcomes))
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """Without unloading torch and all that was imported, which takes seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome]) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ class Watcher(Protocol):
     def done(self, check: str, /) -> None: ...
 
 
-def run(checks: Sequence[Check], processes: int, watcher: Watcher, listing: bool) -> Iterator[Outcome]:
+def run(checks: Sequence[Check], processes: int, watcher: Watcher, listing: bool) -> Generator[Outcome, None, None]:
     """With `listing`, the reports have the operations of both programs; else what these would need is let go of."""
     if processes > 1 and len(checks) > 1:
         yield from _Pool(checks, min(processes, len(checks)), watcher, listing).outcomes()
@@ -88,7 +88,7 @@ class _Pool:
         self.count = processes
         self.workers: list[_Worker] = []
 
-    def outcomes(self) -> Iterator[Outcome]:
+    def outcomes(self) -> Generator[Outcome, None, None]:
         try:
             for _ in range(self.count):
                 self._give(self._hire())

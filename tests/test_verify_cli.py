@@ -223,8 +223,8 @@ def test_progress_names_the_check_and_is_cleared(folder, capsys, monkeypatch, pr
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     err = run(capsys, write(folder, "checks.py", OPEN, CAUGHT), "-j", processes)[2]
-    assert "\r\x1b[K[............] 0/2  checks.py::open_question: capturing" in err and err.endswith("\r\x1b[K")
-    assert "checks.py::caught: capturing" in err
+    assert "\r\x1b[K[............] 0/2  capturing checks.py::open_question" in err and err.endswith("\r\x1b[K")
+    assert "capturing checks.py::caught" in err
 
 
 # ---------------------------------------------------------------------- formats and files
@@ -314,7 +314,7 @@ def test_ctrl_c_stops_at_once_and_says_what_was_done(folder, processes, monkeypa
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, start_new_session=True)
     os.close(side)
     assert process.stdout.readline() == b"refuted (as expected): checks.py::caught\n"
-    assert b"checks.py::sleeps: capturing" in _until(terminal, b"checks.py::sleeps: capturing", process)
+    assert b"capturing checks.py::sleeps" in _until(terminal, b"capturing checks.py::sleeps", process)
     begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=20)

@@ -39,7 +39,9 @@ class Progress:
         if not self.shown:
             return
         full = _BAR * self.finished // max(self.total, 1)
-        running = "   ".join(f"{check}: {phase}" for check, phase in self.running.items())
+        running = "; ".join(
+            f"{phase} in {check}" if "captured" in phase else f"{phase} {check}" for check, phase in self.running.items()
+        )
         text = f"[{'#' * full}{'.' * (_BAR - full)}] {self.finished}/{self.total}  {running}"
         width = max(20, shutil.get_terminal_size((80, 24)).columns - 1)
         print(f"\r\x1b[K{text[:width]}", end="", file=self.stream, flush=True)
