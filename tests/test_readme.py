@@ -1,4 +1,4 @@
-"""The README is true: its Python runs, and its console output is what the commands print."""
+"""The README and the pages of docs/ are true: their Python runs, and the README's console output is what commands print."""
 
 import re
 from pathlib import Path
@@ -25,3 +25,12 @@ def test_console_blocks_print_what_they_show(command, expected, capsys, monkeypa
         main(command.split())
     assert stop.value.code == 0
     assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("page", ["lemmas"])
+def test_the_python_of_a_page_runs_as_one_program(page, tmp_path, monkeypatch):
+    monkeypatch.setattr("graphguard.lemmas.user._REGISTERED", {})
+    text = (README.parent / "docs" / f"{page}.md").read_text()
+    file = tmp_path / f"{page}.py"
+    file.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
+    exec(compile(file.read_text(), str(file), "exec"), {"__name__": page})
