@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphguard.engine.interpret import Interpretation
+from graphguard.engine.interpret import Interpretation, Lemmas
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import Ranges, interpret, prove
 from graphguard.errors import ReplayError, UsageError
 from graphguard.expectation import FULL, LOCAL, Expectation, expectations
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
+from graphguard.lemmas.user import by_operator
 from graphguard.oracle.claims import random_inputs
 from graphguard.oracle.replay import run, run_joint
 
@@ -53,13 +54,14 @@ class Specimen:
     ranges: Ranges
     seconds: float = 0.0  # that its proof takes
     trials: list[Trial] = field(default_factory=list)
+    lemmas: Lemmas = field(default_factory=dict)
 
     @property
     def operations(self) -> int:
         return len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
 
     def prove(self, joint: Joint) -> Proof:
-        return prove(self.sequential, joint, self.relations, expected=self.expected, ranges=self.ranges)
+        return prove(self.sequential, joint, self.relations, expected=self.expected, ranges=self.ranges, lemmas=self.lemmas)
 
     def difference(self, joint: Joint) -> str | None:
         """How the ranks' outputs differ from the sequential ones, or None if they are as the relations say on all trials."""
@@ -91,14 +93,15 @@ def specimen(name: str, job: Job) -> Specimen:
             f"{name} is refuted, and only a check that verifies can be mutated: {captured.joint.findings[0].message}"
         )
     ranges = _ranges(subject.inputs)
-    proof = prove(captured.sequential, captured.joint, relations, expected=stated, ranges=ranges)
+    lemmas = by_operator(job.lemmas)
+    proof = prove(captured.sequential, captured.joint, relations, expected=stated, ranges=ranges, lemmas=lemmas)
     if not proof.proved:
         raise UsageError(f"{name} is not verified, and only a check that verifies can be mutated: {proof.findings[0].message}")
     expected = {path: stated.get(path) or _as_proved(proof, path) for path in proof.relations}
     made = Specimen(
-        name, captured.sequential, captured.joint, relations, subject.mesh, expected, ranges, proof.seconds
+        name, captured.sequential, captured.joint, relations, subject.mesh, expected, ranges, proof.seconds, lemmas=lemmas
     )  # fmt: skip
-    found = interpret(made.sequential, made.joint, made.relations, made.ranges)
+    found = interpret(made.sequential, made.joint, made.relations, made.ranges, lemmas)
     made.trials = [_trial(made, found, subject.inputs, seed) for seed in range(TRIALS)]
     difference = made.difference(made.joint)
     if difference is not None:

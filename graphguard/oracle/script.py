@@ -5,8 +5,10 @@ Only what the wrong element depends on is written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
+from graphguard.aten.custom import BUILT_IN
 from graphguard.counterexample import Element
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Node, Value
@@ -37,6 +39,14 @@ def script_of(
 ) -> str:
     """The text. `reduced` says over which ranks the numbers are reduced before they are compared."""
     return _Script(sequential, joint, relations, trial).text(element, allowed, stated, reduced)
+
+
+def _of_users(code: str) -> list[str]:
+    """A line for operators that torch does not have by itself."""
+    named = dict.fromkeys(
+        f"{space}::{name}" for space, name in re.findall(r"torch\.ops\.(\w+)\.(\w+)", code) if space not in BUILT_IN
+    )
+    return ["", f"# Import what defines {', '.join(named)} here."] if named else []
 
 
 class _Script:
@@ -71,7 +81,7 @@ class _Script:
         ]
         used = "\n".join([*self.constants.lines, *self.body])
         helpers = [text for name, text in HELPERS.items() if f"{name}(" in used]
-        return "\n".join([*head, *helpers, *self.constants.lines, *self.body]) + "\n"
+        return "\n".join([*head, *_of_users(used), *helpers, *self.constants.lines, *self.body]) + "\n"
 
     def _section(self, title: str) -> None:
         self.body += ["", f"# {title}"]
