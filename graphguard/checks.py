@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, overload
 
-from graphguard.errors import GraphGuardError, ProgramError, UsageError
+from graphguard.errors import GraphGuardError, ProgramError, UsageError, first_line
 from graphguard.report import VERSION, NotVerifiedError, Report
 
 VERDICTS = ("verified", "refuted", "unproven")
@@ -41,9 +41,9 @@ class Check:
         """What the check returns; what it raises becomes one sentence."""
         try:
             return self.function()
-        except GraphGuardError:
+        except (GraphGuardError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise _raised(error, self.file, f"the check {self.name}") from None
 
     def outcome(self) -> Outcome:
@@ -162,8 +162,16 @@ def _checks_of(file: str) -> list[Check]:
     return [
         Check(attribute, file, item, getattr(item, _MARK))
         for attribute, item in vars(module).items()
-        if callable(item) and hasattr(item, _MARK) and getattr(item, "__module__", None) == module.__name__
+        if callable(item) and _is_marked(item, module)
     ]
+
+
+def _is_marked(item: Any, module: ModuleType) -> bool:
+    """Whether it is a check of this module. An object that raises when asked, as some do that load late, is none."""
+    try:
+        return hasattr(item, _MARK) and getattr(item, "__module__", None) == module.__name__
+    except Exception:
+        return False
 
 
 def load(file: str) -> ModuleType:
@@ -187,10 +195,10 @@ def load(file: str) -> ModuleType:
     try:
         with redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
-    except GraphGuardError:
+    except (GraphGuardError, KeyboardInterrupt):
         del sys.modules[name]
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
         raise _raised(error, file, "importing the file") from None
     return module
@@ -206,5 +214,4 @@ def _raised(error: BaseException, file: str, who: str) -> ProgramError:
     where = f"{file}:{frames[-1][1]}" if frames else file
     if isinstance(error, SystemExit):
         return ProgramError(f"{where}: {who} called sys.exit()", frames)
-    text = str(error).strip().split("\n")[0]
-    return ProgramError(f"{where}: {who} raised {type(error).__name__}: {text}", frames)
+    return ProgramError(f"{where}: {who} raised {type(error).__name__}: {first_line(error)}", frames)

@@ -19,14 +19,24 @@ class CaptureError(GraphGuardError):
 
 
 class ProgramError(GraphGuardError):
-    """The user's program raised. Only the user's own frames are kept, as (file, line, function)."""
+    """The user's program raised. Only the user's own frames are kept, the last of them, as (file, line, function)."""
+
+    MOST_FRAMES = 20
 
     def __init__(self, message: str, frames: tuple[tuple[str, int, str], ...] = ()):
         super().__init__(message)
-        self.frames = frames
+        self.frames = frames[-self.MOST_FRAMES :]
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.frames)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception of the user's says. Its own code makes the text, and may fail at that."""
+    try:
+        return str(error).strip().split("\n")[0]
+    except Exception:
+        return "(its text cannot be read)"
 
 
 class GraphFormatError(GraphGuardError):

@@ -13,6 +13,7 @@ from graphguard.errors import UsageError
 from graphguard.ir import Mesh
 
 Coordinate = dict[str, int]
+MOST_RANKS = 1 << 16
 Placements: TypeAlias = Placement | Mapping[str, Placement] | Sequence[Placement]
 Local = Callable[[torch.Tensor, Coordinate], torch.Tensor]
 
@@ -74,7 +75,10 @@ def mesh_of(mesh: Mapping[str, int] | int) -> Mesh:
             raise UsageError(f"the mesh must map axis names to sizes, not {name!r} to {size!r}")
         if size < 1:
             raise UsageError(f"mesh axis {name!r} has size {size}; every axis needs at least one rank")
-    return Mesh.of(axes)
+    made = Mesh.of(axes)
+    if made.size > MOST_RANKS:
+        raise UsageError(f"the mesh has more than {MOST_RANKS} ranks, and each of them is captured; verify a smaller one")
+    return made
 
 
 def placements_by_axis(name: str, placement: Placements, mesh: Mesh) -> dict[str, Placement]:

@@ -134,8 +134,27 @@ def everywhere(plain):
 
 
 # ---------------------------------------------------------------------- check files
-HEAD = "import torch, torch.distributed as dist\nimport graphguard as gg\nfrom graphguard import Shard, Replicate, Partial\n"
+HEAD = """
+import torch, torch.distributed as dist
+import graphguard as gg
+from graphguard import Shard, Replicate, Partial
+
+class Late:
+    def __getattr__(self, name):
+        raise ImportError(name)
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def endless(x):
+    return endless(x)
+
+late = Late()
+"""
 VALUES = st.sampled_from([
+    "10**5000", "{'tp': 10**7}", "{'tp': 10**5000}", "{'x': gg.Input((10**5000,))}", "{'x': gg.Input((4,), high=10**5000)}",
+    "Late()", "{'x': Late()}", "lambda x: (_ for _ in ()).throw(Mute)", "lambda x: endless(x)",
     "None", "0", "-1", "1", "2", "1.5", "True", "'tp'", "''", "()", "[]", "{}", "{'tp': 2}", "{'tp': 0}", "{'tp': -3}",
     "{'tp': '2'}", "{0: 2}", "{'tp': 2, 'dp': 1}", "{'': 1}", "{'tp': True}", "{'x': gg.Input((4,))}",
     "{'x': gg.Input((4, 2), Shard(0))}", "{'x': (4,)}", "{'y': gg.Input((4,))}", "{1: gg.Input((4,))}",
@@ -188,6 +207,29 @@ def test_any_check_file_has_an_answer(tmp_path_factory, statements, command):
         assert_answers([command, str(folder / "checks.py")])
     except AssertionError as error:
         raise AssertionError(f"{error}\n{text}") from None
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise Mute", "the check one raised Mute: (its text cannot be read)"),
+        ("raise GeneratorExit", "the check one raised GeneratorExit: "),
+        ("return endless(1)", "the check one raised RecursionError: maximum recursion depth exceeded"),
+        (
+            "return gg.verify(abs, abs, mesh=10**5000, inputs={})",
+            "the mesh has more than 65536 ranks, and each of them is captured",
+        ),
+        (
+            "return gg.verify(endless, endless, mesh=2, inputs={'x': gg.Input((4,))})",
+            "the sequential program raised RecursionError",
+        ),
+        ("return gg.verify(mute, mute, mesh=2, inputs={'x': gg.Input((4,))})", "raised Mute at"),
+    ],
+)
+def test_programs_that_fail_in_strange_ways_are_one_sentence(tmp_path, body, words):
+    (tmp_path / "one.py").write_text(HEAD + f"def mute(x):\n    raise Mute\n@gg.check\ndef one():\n    {body}\n")
+    code, err = assert_answers(["verify", str(tmp_path / "one.py")])
+    assert code == 2 and words in err and len(err.splitlines()) < 30
 
 
 @often(60)

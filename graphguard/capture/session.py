@@ -21,7 +21,7 @@ from graphguard.capture.objects import ObjectExchange, ObjectsMissing, Sent
 from graphguard.capture.program import Program, flat_inputs, record_outputs
 from graphguard.capture.recorder import Recorder
 from graphguard.capture.sources import is_user_file
-from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError
+from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError, first_line
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint, join
 from graphguard.prune import prune
@@ -252,7 +252,7 @@ def _program_error(error: BaseException, who: str) -> ProgramError:
     where = f" at {frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}" if frames else ""
     if isinstance(error, SystemExit):
         return ProgramError(f"{who} called sys.exit(){where}", frames)
-    text = str(error).strip().split("\n")[0]
+    text = first_line(error)
     if "expected device cpu but got meta" in text:
         text = ("a gradient is taken of a tensor from outside the program, which is a constant here; pass it as an input, or "
                 "create the module inside the program")  # fmt: skip
