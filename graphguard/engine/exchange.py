@@ -60,10 +60,8 @@ def _count(value: Value) -> int:
     return count
 
 
-def exchanged(ops: Ops, value: Value, groups: Groups, kwargs: dict[str, Any]) -> Value:
-    for splits in (kwargs.get("input_splits"), kwargs.get("output_splits")):
-        if splits and len(set(splits)) > 1:
-            raise Undescribed("an exchange of parts of different sizes")
+def exchanged(ops: Ops, value: Value, groups: Groups) -> Value:
+    """The members' tensors cut into equal parts, of which each member gets one from each."""
     return folded(ops.table, collective.all_to_all(ops.table, value, groups))
 
 

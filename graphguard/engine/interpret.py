@@ -332,7 +332,8 @@ class _Player:
             results = meeting.results(node)
         except Undescribed as error:
             results = [Unknown(str(error), node)] * len(node.outputs)
-        self.environment |= zip(node.outputs, results, strict=True)
+        checked = [self.interpreter._checked(node, *each) for each in zip(node.outputs, results, strict=True)]
+        self.environment |= zip(node.outputs, checked, strict=True)
         return True
 
 
@@ -495,13 +496,33 @@ def _reduce_scatter(m: _Meeting, node: Node) -> list[Described]:
 
 def _all_to_all(m: _Meeting, node: Node) -> list[Described]:
     groups = m.groups()
-    moved = exchange.exchanged(m.ops, _stacked(m, groups.size), groups, {})
+    moved = exchange.exchanged(m.ops, _stacked(m, groups.size), groups)
     parts = [m.ops.cut(moved, 0, n, n + 1) for n in range(groups.size)]
     return [m.own(m.ops.reshape(part, part.shape[1:])) for part in parts]
 
 
 def _all_to_all_single(m: _Meeting, node: Node) -> list[Described]:
-    return [m.own(exchange.exchanged(m.ops, m.operand(0), m.groups(), dict(node.kwargs)))]
+    nodes = [each for match in m.distinct for each in match.nodes.values()]
+    splits: list[Any] = [each.kwargs.get(name) or () for each in nodes for name in ("input_splits", "output_splits")]
+    if any(len(set(sizes)) > 1 for sizes in splits):
+        return [m.own(_exchanged_unevenly(m))]
+    return [m.own(exchange.exchanged(m.ops, m.operand(0), m.groups()))]
+
+
+def _exchanged_unevenly(m: _Meeting) -> Value:
+    """Member by member: a member gets from each other one the part that the other one has for it."""
+    groups, parts = m.groups(), []
+    for place in range(groups.size):
+        held = m.operand(0, {match.group[place] for match in m.distinct})
+        sent = taken(m.ops.table, held, groups.members[groups.group, place])
+        ends = np.zeros((2, len(m.ranks)), dtype=np.int64)
+        for match in m.distinct:
+            splits: Any = match.nodes[match.group[place]].kwargs.get("input_splits")
+            sizes = splits or [m.ops.size(sent, 0) // groups.size] * groups.size
+            for number, rank in enumerate(match.group):
+                ends[:, m.lane_of[rank]] = sum(sizes[:number]), sum(sizes[: number + 1])
+        parts.append(m.ops.cut(sent, 0, collapse(ends[0]), collapse(ends[1])))
+    return folded(m.ops.table, m.ops.concat(parts, 0))
 
 
 def _from_root(m: _Meeting) -> Lanes:

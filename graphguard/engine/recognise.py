@@ -27,20 +27,28 @@ def recognised(table: Table, term: Term) -> Term:
     table.spoil_trace()  # what is tried depends on all that the sequential program has
     tries = 0
     made_of = leaves(table, term.factors[0].atom.id)
-    for known in table.operands:
+    bare = _bare(term)
+    for known in map(_bare, table.operands):
         if tries >= MOST_TRIES:
             break
-        if len(known.dims) != len(term.dims) or leaves(table, known.factors[0].atom.id) != made_of:
+        if len(known.dims) != len(bare.dims) or leaves(table, known.factors[0].atom.id) != made_of:
             continue
         tries += 1
-        part = _same_range(table, known, term)
+        part = _same_range(table, known, bare)
         if part is None:
             continue
-        shape = tuple(extent(span) for span in term.box)
+        shape = tuple(extent(span) for span in bare.box)
         home = tuple((0, size) for size in shape)
-        if equal_written_out(table, Value(shape, (term.with_(box=home),)), Value(shape, (part.with_(box=home),))):
-            return part.with_(box=term.box)
+        if equal_written_out(table, Value(shape, (bare.with_(box=home),)), Value(shape, (part.with_(box=home),))):
+            groups = iter(part.dims)
+            return part.with_(dims=tuple(next(groups) if dim else () for dim in term.dims), box=term.box)
     return term
+
+
+def _bare(term: Term) -> Term:
+    """The term without dims of one element, which a mean may have kept or not."""
+    kept = [dim for dim, group in enumerate(term.dims) if group]
+    return term.with_(dims=tuple(term.dims[dim] for dim in kept), box=tuple(term.box[dim] for dim in kept))
 
 
 def _is_sum(term: Term) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphguard.engine.term import IDX, Undescribed, Value
+from graphguard.lemmas.order import are_distinct
 from graphguard.lemmas.registry import Call, row
 from graphguard.lemmas.whole import bounded, hot
 
@@ -72,17 +73,35 @@ def scatter_reduce(c: Call, x: Value, dim: int, index: Value, y: Value, reduce: 
     return scatter_add(c, x, dim, index, y)
 
 
-@row("aten.scatter.src", "aten.scatter.value", means="x with elements replaced", needs="one element per row")
+@row("aten.scatter.src", "aten.scatter.value", means="x with elements replaced",
+     needs="one element per row, or the positions that topk or sort found; else rows are opaque")  # fmt: skip
 def scatter(c: Call, x: Value, dim: int, index: Value, y: Any) -> Value:
     if not x.shape or not index.shape:
         raise Undescribed("a scatter without dims")
     dim %= len(x.shape)
-    if index.shape[dim] != 1 or any(a != b for d, (a, b) in enumerate(zip(x.shape, index.shape, strict=True)) if d != dim):
-        raise Undescribed("a scatter of several elements per row")
+    if any(a != b for d, (a, b) in enumerate(zip(x.shape, index.shape, strict=True)) if d != dim):
+        raise Undescribed("a scatter to a part of the rows")
+    if index.shape[dim] != 1:
+        y = c.expand(c.full((), c.stored(y, c.result_dtype)), index.shape) if not isinstance(y, Value) else y
+        return _scatter_several(c, x, dim, index, _shrunk(c, y, index.shape))
     chosen = hot(c, c.reshape(index, [*index.shape[:dim], *index.shape[dim + 1 :]]), c.size(x, dim), dim)
     if not isinstance(y, Value):
         return c.choose(chosen, c.stored(y, c.result_dtype), x)
     return c.choose(chosen, c.expand(_shrunk(c, y, index.shape), x.shape), x)
+
+
+def _scatter_several(c: Call, x: Value, dim: int, index: Value, y: Value) -> Value:
+    if are_distinct(c, index, dim):
+        labels = LETTERS[: len(x.shape)]
+        row_of = labels[:dim] + "z" + labels[dim + 1 :]
+        chosen = hot(c, index, c.size(x, dim), len(x.shape))
+        replaced = c.einsum([labels + "z"], row_of, chosen)
+        return c.add(c.sub(x, c.mul(x, replaced)), c.einsum([labels, labels + "z"], row_of, y, chosen))
+    last = len(x.shape) - 1
+    order = [*(d for d in range(last + 1) if d != dim), dim]
+    rows = [c.permute(each, order) for each in (x, index, y)]
+    found = c.opaque(c.node.op, rows, last, (c.size(x, dim),))
+    return c.permute(found, [*range(dim), last, *range(dim, last)])
 
 
 @row("aten.index_select.default", means="Σ_v [index = v] x[v] along a dim")

@@ -91,6 +91,18 @@ def topk(c: Call, x: Value, k: int, dim: int = -1, largest: bool = True, ordered
     return along(c, "topk", x, dim, k, key), bounded(c, along(c, "topk_indices", x, dim, k, key), 0, _size(c, x, dim))
 
 
+def are_distinct(c: Call, index: Value, dim: int) -> bool:
+    """Whether the positions along a dim are known to differ from each other: those that topk or sort found there."""
+    if len(index.terms) != 1 or len(index.terms[0].factors) != 1 or index.terms[0].coefficient != 1:
+        return False
+    (term,) = index.terms
+    (factor,) = term.factors
+    definition = c.table.definitions.get(factor.atom.id)
+    if factor.atom.kind != "op" or definition is None or definition.name not in ("topk_indices", "argsort"):
+        return False
+    return len(term.dims[dim]) == 1 and factor.at[-1].terms == ((term.dims[dim][0], 1),)
+
+
 @row("aten.kthvalue.default", means="the k-th smallest element of a dim, and where it is")
 def kthvalue(c: Call, x: Value, k: int, dim: int = -1, keep: bool = False) -> tuple[Value, Value]:
     return without(c, "kthvalue", x, dim, keep, (k,)), where(c, "kthvalue_index", x, dim, keep, (k,))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from graphguard.engine.integer import in_pieces
 from graphguard.engine.lane import Lane, collapse, larger, smaller, varies
 from graphguard.engine.term import Undescribed, Value
 from graphguard.ir import values_in
@@ -82,6 +83,8 @@ def every(c: Call, x: Value, dim: int, step: int) -> Value:
     """Each step-th element from the first on."""
     size = c.size(x, dim)
     count = -(-size // step)
+    if count <= MOST_ROWS and in_pieces(x):
+        return c.concat([c.cut(x, dim, place, place + 1) for place in range(0, size, step)], dim)
     if size % step:
         return picked(c, x, dim, c.scale(c.arange(count), step))
     rows = c.reshape(x, [*x.shape[:dim], count, step, *x.shape[dim + 1 :]])
@@ -190,6 +193,7 @@ def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
 
 
 LETTERS = "abcdefghijklmnop"
+MOST_ROWS = 32  # of a tensor in pieces, taken one by one
 
 
 @row("aten.flip.default", means="dims in reverse")
