@@ -28,14 +28,29 @@ MODULES = (
     "published",
     "zero",
     "step",
+    "optimizers",
     "batch",
     "expert",
+    "expert_more",
+    "routes",
     "tensor_more",
+    "heads_more",
+    "padding",
+    "context",
+    "zigzag",
+    "ulysses_ring",
+    "positions",
+    "pipeline",
+    "tied_stages",
+    "meshes",
+    "inference",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]
 MOST_RANKS = 2  # of a case whose every tensor is compared with a run
 EVERY = 5  # of the larger correct cases, one in so many runs; `make test-all` runs them all, and compares up to 4 ranks
+FIRST = MODULES.index("zero")  # of the families from here on, one case in so many, whatever it is
+SAMPLED = frozenset(case.name for module in LOADED[FIRST:] for case in module.CASES)
 ALL = os.environ.get("GRAPHGUARD_TEST_CASES") == "all"
 
 # Correct, but not proved so far; newer families name theirs beside their cases.
@@ -85,8 +100,10 @@ class NotProved(Exception):
 
 
 def is_chosen(number, case):
+    if ALL or number % EVERY == 0:
+        return True
     world = math.prod(case.mesh.values())
-    return ALL or case.name in NOT_YET or number % EVERY == 0 or (world <= 4 and case.expect == "unproven") or world <= 2
+    return case.name not in SAMPLED and (case.name in NOT_YET or world <= (4 if case.expect == "unproven" else 2))
 
 
 def parameters():
@@ -124,7 +141,8 @@ def test_case(case, monkeypatch):
     elif not proof.proved:
         raise NotProved(proof.findings[0].message)
     else:
-        assert {path: dict(relation.placements) for path, relation in proof.relations.items()} == expected(case, captured)
+        found = {path: relation.placements and dict(relation.placements) for path, relation in proof.relations.items()}
+        assert found == expected(case, captured)
 
 
 def is_located(case, proof):
@@ -165,9 +183,12 @@ def proved(case, captured, monkeypatch):
 
 
 def expected(case, captured):
-    """The relation of each output, one placement for each axis, as a proof states it."""
+    """The relation of each output, one placement for each axis, as a proof states it; None for one that code states."""
     result = {}
     for path, relation in case.relation.items():
+        if callable(relation):
+            result[path] = None
+            continue
         rank = len(captured.sequential.outputs[path].shape)
         stated = {axis: relation.get(axis, gg.Replicate()) if size > 1 else gg.Replicate() for axis, size in case.mesh.items()}
         result[path] = {axis: named(placement, rank) for axis, placement in stated.items()}

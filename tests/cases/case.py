@@ -12,7 +12,7 @@ from typing import Any
 import graphguard as gg
 
 Program = Callable[..., Any]
-Relation = dict[str, Any]  # {axis: placement}; an axis left out is Replicate
+Relation = Any  # {axis: placement}, where an axis left out is Replicate; or code, which `outputs` states too
 
 
 @dataclass(frozen=True)

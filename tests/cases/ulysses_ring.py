@@ -1,0 +1,99 @@
+"""Ulysses inside, a ring outside: heads are exchanged for positions in one group, and keys go around in the other."""
+
+import torch
+import torch.distributed as dist
+
+from cases.case import Case, faulty
+from cases.context import SCALE, attention_inputs, full_forward
+from graphguard import Shard
+
+NOT_YET: frozenset[str] = frozenset()
+NOT_LOCATED = frozenset(
+    {
+        "ulysses-ring-fault-inside",
+    }
+)
+
+
+def exchanged(x, cut, join, group):
+    sent = [part.contiguous() for part in x.chunk(dist.get_world_size(group), cut)]
+    received = [torch.empty_like(part) for part in sent]
+    dist.all_to_all(received, sent, group=group)
+    return torch.cat(received, join)
+
+
+def passed_on(x, group):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    received = torch.empty_like(x)
+    operations = [
+        dist.P2POp(dist.isend, x.contiguous(), dist.get_global_rank(group, (rank + 1) % size), group),
+        dist.P2POp(dist.irecv, received, dist.get_global_rank(group, (rank - 1) % size), group),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return received
+
+
+def around(q, k, v, group):
+    total = out = 0
+    for step in range(dist.get_world_size(group)):
+        weights = (q @ k.transpose(-1, -2) * SCALE).exp()
+        total, out = total + weights.sum(-1, keepdim=True), out + weights @ v
+        if step < dist.get_world_size(group) - 1:
+            k, v = passed_on(k, group), passed_on(v, group)
+    return out / total
+
+
+def both(q, k, v, mesh):
+    inside, outside = mesh["ulysses"].get_group(), mesh["ring"].get_group()
+    whole = [exchanged(x, 1, 2, inside) for x in (q, k, v)]
+    return exchanged(around(*whole, outside), 2, 1, inside)
+
+
+def ring_inside(q, k, v, mesh):
+    inside = mesh["ulysses"].get_group()
+    whole = [exchanged(x, 1, 2, inside) for x in (q, k, v)]
+    return exchanged(around(*whole, inside), 2, 1, inside)  # fault: keys go around where they already are together
+
+
+def not_exchanged_back(q, k, v, mesh):
+    inside, outside = mesh["ulysses"].get_group(), mesh["ring"].get_group()
+    out = around(*(exchanged(x, 1, 2, inside) for x in (q, k, v)), outside)
+    return exchanged(out.transpose(1, 2).contiguous().view_as(out), 2, 1, inside)  # fault: heads and positions are mixed
+
+
+def without_ring(q, k, v, mesh):
+    inside = mesh["ulysses"].get_group()
+    q, k, v = (exchanged(x, 1, 2, inside) for x in (q, k, v))
+    return exchanged((q @ k.transpose(-1, -2) * SCALE).softmax(-1) @ v, 2, 1, inside)  # fault: keys of other rings are not seen
+
+
+def values_not_exchanged(q, k, v, mesh):
+    inside, outside = mesh["ulysses"].get_group(), mesh["ring"].get_group()
+    q, k = (exchanged(x, 1, 2, inside) for x in (q, k))
+    v = torch.cat(v.chunk(dist.get_world_size(inside), 1), 2)  # fault: the values of this rank alone
+    return exchanged(around(q, k, v, outside), 2, 1, inside)
+
+
+SPLIT = {"ring": Shard(2), "ulysses": Shard(2)}
+
+
+def hybrid(name, distributed, ring, ulysses):
+    inputs = attention_inputs({"placement": SPLIT}, heads=4, step=False)
+    mesh = {"ring": ring, "ulysses": ulysses}
+    return Case(f"ulysses-ring-{name}", full_forward, distributed, mesh, inputs, {"out": SPLIT})
+
+
+def faults():
+    base = hybrid("", None, 2, 2)
+    seeded = [
+        ("inside", ring_inside, "keys go around where they already are together"),
+        ("mixed", not_exchanged_back, "heads and positions are mixed"),
+        ("no-ring", without_ring, "keys of other rings are not seen"),
+        ("values", values_not_exchanged, "the values of this rank alone"),
+    ]
+    return [faulty(base, f"ulysses-ring-fault-{name}", program, fault, stated=("*",)) for name, program, fault in seeded]
+
+
+SIZES = [(1, 2), (2, 1), (2, 2), (4, 2), (2, 4)]
+CASES = [*[hybrid(f"{ring}x{ulysses}", both, ring, ulysses) for ring, ulysses in SIZES], *faults()]
