@@ -72,6 +72,7 @@ class Finding:
     repair: what to change, where it is known.
     law: why this very operation breaks the relation, where that is known; else the kind has one for all of its findings.
     holdings: who holds which part of the tensors in question.
+    output: the path of the output that it is about, if it is about one.
     """
 
     kind: str
@@ -84,6 +85,7 @@ class Finding:
     repair: str | None = None
     law: str | None = None
     holdings: tuple[Holding, ...] = ()
+    output: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -103,6 +105,7 @@ class Finding:
             "code": self.code,
             "kind": self.kind,
             "message": self.message,
+            "output": self.output,
             "sequential": None if self.sequential is None else str(self.sequential),
             "distributed": None if self.distributed is None else str(self.distributed),
             "phase": self.phase,

@@ -36,7 +36,7 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
     elif judgement.different or missing:
         report.verdict = "refuted"
         report.counterexample = judgement.counterexample
-        report.findings = _told(proof.findings, judgement)
+        report.findings = _with_parting(_told(proof.findings, judgement), judgement)
     else:
         report.conjecture = dict(judgement.conjecture)
         report.notes += _unexecuted(judgement, "so it is not known whether the programs differ")
@@ -53,9 +53,8 @@ def _told(findings: Iterable[Finding], judgement: Judgement) -> list[Finding]:
     """Findings about outputs that were seen to differ come first; those about outputs that look right come last."""
     wrong, others = [], []
     for finding in findings:
-        path = _path_of(finding, judgement.kinds)
-        if path is not None:
-            wrong.append(_suited(finding, path, judgement))
+        if finding.output in judgement.kinds:
+            wrong.append(_suited(finding, finding.output, judgement))
         elif finding.kind == "missing-output":
             wrong.append(finding)
         else:
@@ -63,10 +62,22 @@ def _told(findings: Iterable[Finding], judgement: Judgement) -> list[Finding]:
     return wrong + others
 
 
-def _path_of(finding: Finding, paths: Iterable[str]) -> str | None:
-    """The output that a finding speaks of, among some."""
-    starts = ("{}:", "{} has ", "{} = ", "{} is ", "the ranks that return {} ")
-    return next((path for path in paths if finding.message.startswith(tuple(s.format(path) for s in starts))), None)
+def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding]:
+    """Where values part in the execution is named second, if the proof lost the relation elsewhere."""
+    parting = None if judgement.counterexample is None else judgement.counterexample.parting
+    if parting is None or parting.distributed is None or parting.distributed in [f.distributed for f in findings[:2]]:
+        return findings
+    message = f"{parting.operator}: in an execution, values part here first"
+    if parting.expected is not None and parting.actual is not None:
+        message += f": {parting.actual:.7g} where the sequential program has {parting.expected:.7g}"
+    apart = Finding(
+        "relation-lost",
+        message,
+        parting.ranks,
+        sequential=parting.sequential,
+        distributed=parting.distributed,
+    )
+    return [*findings[:1], apart, *findings[1:]]
 
 
 def _suited(finding: Finding, path: str, judgement: Judgement) -> Finding:

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 import graphguard as gg
 from graphguard.engine.evaluate import Evaluator
-from graphguard.engine.interpret import Unknown
 from graphguard.engine.prove import interpret
 from graphguard.engine.term import Value
+from graphguard.engine.unknown import Unknown
 from graphguard.oracle.claims import audit_claims, check_claims
 
 

@@ -12,9 +12,10 @@ from harness import capture_one
 
 from graphguard.aten.operators import overload
 from graphguard.engine.evaluate import Evaluator
-from graphguard.engine.interpret import Interpreter, Unknown
+from graphguard.engine.interpret import Interpreter
 from graphguard.engine.meaning import FUNCTIONS
 from graphguard.engine.table import Table
+from graphguard.engine.unknown import Unknown
 from graphguard.engine.value import cut
 from graphguard.lemmas import registry
 from graphguard.oracle.audit import audit, operators_met

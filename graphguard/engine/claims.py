@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from graphguard.engine.evaluate import Array, Evaluator, Malformed, TooLarge, Unlearned
-from graphguard.engine.interpret import Environment, Interpretation, Unknown
+from graphguard.engine.interpret import Interpretation
 from graphguard.engine.term import Value
+from graphguard.engine.unknown import Environment, Unknown
 from graphguard.ir import Graph, Node
 from graphguard.ir import Value as Tensor
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 
 from graphguard.engine.classes import Stream
-from graphguard.engine.interpret import Environment, Interpretation, Unknown
+from graphguard.engine.interpret import Interpretation
 from graphguard.engine.localise import Localiser
 from graphguard.engine.relate import Held, Placements, Relator, held
 from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.unknown import Environment, Unknown
 from graphguard.holding import Holding
 from graphguard.ir import Graph, Mesh, Node
 from graphguard.ir import Value as Tensor

@@ -16,10 +16,11 @@ from functools import cached_property, partial
 
 from graphguard.engine.classes import Stream
 from graphguard.engine.expansion import written_out
-from graphguard.engine.interpret import Described, Environment, Interpretation
+from graphguard.engine.interpret import Interpretation
 from graphguard.engine.relate import Held, Part, Relator, tile_of
 from graphguard.engine.table import Table
 from graphguard.engine.term import FIRST_ID, Undescribed, Value
+from graphguard.engine.unknown import Described, Environment
 from graphguard.engine.value import scale
 from graphguard.ir import Graph, Mesh, Node, Source
 from graphguard.ir import Value as Tensor

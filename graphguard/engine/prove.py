@@ -6,12 +6,13 @@ import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphguard.engine.classes import streams as classes_of
-from graphguard.engine.interpret import Described, Interpretation, Interpreter, Lemmas, Unknown
+from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
 from graphguard.engine.law import law_at
 from graphguard.engine.listing import Lister, telling
 from graphguard.engine.localise import Localiser, scale_in_words
@@ -22,6 +23,7 @@ from graphguard.engine.show import relation_of
 from graphguard.engine.table import Table
 from graphguard.engine.tangle import untangled
 from graphguard.engine.term import Value
+from graphguard.engine.unknown import Described, Unknown
 from graphguard.engine.value import same, taken
 from graphguard.findings import Finding
 from graphguard.holding import Holding
@@ -112,7 +114,7 @@ class _Prover:
             if isinstance(result, Relation):
                 self.proof.relations[path] = result
             else:
-                self.proof.findings.append(result)
+                self.proof.findings.append(replace(result, output=path))
         self.proof.findings.sort(key=self._order)
         self.proof.opaque = sorted(self.found.opaque)
         self.proof.operations = len(self.sequential.nodes) + sum(

@@ -15,13 +15,14 @@ import numpy as np
 from graphguard.engine import exchange
 from graphguard.engine.collective import Groups, groups_of
 from graphguard.engine.expansion import equal_written_out
-from graphguard.engine.interpret import Described, Unknown, _spread
 from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere
+from graphguard.engine.meeting import spread
 from graphguard.engine.merge import signature
 from graphguard.engine.ops import Ops
 from graphguard.engine.sums import folded
 from graphguard.engine.table import Table
 from graphguard.engine.term import Term, Undescribed, Value, Variable, extent
+from graphguard.engine.unknown import Described, Unknown
 from graphguard.engine.value import add, cut, same, scale, taken
 from graphguard.ir import Mesh
 
@@ -153,7 +154,7 @@ class Relator:
             for lane, rank in enumerate(part.ranks):
                 place = output.order.index(rank)
                 lanes[place], present[place] = lane, 1
-            pieces.append(_spread(self.table, part.value, lanes, present))
+            pieces.append(spread(self.table, part.value, lanes, present))
         return folded(self.table, add(self.table, pieces))
 
     def groups(self, mesh: Mesh, axis: int) -> Groups:

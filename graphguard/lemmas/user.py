@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.engine.interpret import Described, Interpreter, Unknown
+from graphguard.engine.interpret import Interpreter
 from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.unknown import Described, Unknown
 from graphguard.errors import CaptureError, ProgramError, UsageError
 from graphguard.ir import Arg, Graph, Node, Symbol
 from graphguard.ir import Value as Tensor

@@ -21,11 +21,12 @@ from graphguard.capture.program import FunctionProgram
 from graphguard.capture.session import capture_sequential
 from graphguard.engine.claims import _difference as difference
 from graphguard.engine.evaluate import Evaluator, Malformed, TooLarge, Unlearned
-from graphguard.engine.interpret import Described, Environment, Interpreter, Unknown
+from graphguard.engine.interpret import Interpreter
 from graphguard.engine.lane import collapse
 from graphguard.engine.relate import Held, Part, Relator
 from graphguard.engine.table import Table
 from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.unknown import Described, Environment, Unknown
 from graphguard.engine.value import cut as cut_value
 from graphguard.errors import GraphGuardError, ReplayError, UsageError
 from graphguard.ir import Graph, Mesh, Node

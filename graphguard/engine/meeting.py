@@ -1,0 +1,284 @@
+"""A communication of described ranks: who takes part, what each sends, and what each gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphguard.engine import exchange
+from graphguard.engine.collective import Groups, groups_of
+from graphguard.engine.lane import Lanes, collapse
+from graphguard.engine.memo import word
+from graphguard.engine.sums import folded
+from graphguard.engine.table import Table
+from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.unknown import Described, Unknown
+from graphguard.engine.value import add, masked, taken
+from graphguard.ir import Node
+from graphguard.joint import MESSAGES, Match
+
+if TYPE_CHECKING:
+    from graphguard.engine.interpret import Player
+
+
+class Meeting:
+    """The ranks that take part in one communication of a stream, in all of its groups."""
+
+    def __init__(self, player: Player, position: int, matches: list[Match], where: Mapping[int, tuple[Player, int]]):
+        self.player, self.position, self.matches, self.where = player, position, matches, where
+        self.ops = player.interpreter.ops
+        self.distinct = list({match.id: match for match in matches}.values())
+        self.ranks = sorted(rank for match in self.distinct for rank in match.group)
+        self.lane_of = {rank: lane for lane, rank in enumerate(self.ranks)}
+        self.at_home = self._is_at_home()
+
+    def _is_at_home(self) -> bool:
+        """Whether the stream meets itself: all members are its ranks, at this very operation."""
+        if self.ranks != self.player.stream.ranks:
+            return False
+        graphs = self.player.stream.graphs
+        return all(
+            m.nodes[rank] is graphs[lane].nodes[self.position]
+            for lane, (rank, m) in enumerate(zip(self.ranks, self.matches, strict=True))
+        )
+
+    def complete(self) -> bool:
+        """Whether all that is sent has been described. Of a message, only the sender counts."""
+        return self.at_home or all(
+            self._position(rank, match) in self.where[rank][0].posted
+            for match in self.distinct
+            for rank in (match.group[:1] if match.op in MESSAGES else match.group)
+        )
+
+    def _position(self, rank: int, match: Match) -> int:
+        """Where a rank's part in a communication is among its operations."""
+        other, lane = self.where[rank]
+        return other.position_of(lane, match.nodes[rank])
+
+    def operand(self, number: int, only: set[int] | None = None) -> Value:
+        """What the ranks of the meeting send, by lane of the meeting: all of them, or those that count."""
+        if self.at_home:
+            return _described(self.player.posted[self.position][number])
+        sources: dict[tuple[int, int], list[int]] = {}
+        match_of = {rank: match for match in self.distinct for rank in match.group}
+        for rank in self.ranks if only is None else sorted(only):
+            sources.setdefault((id(self.where[rank][0]), self._position(rank, match_of[rank])), []).append(rank)
+        parts = []
+        for (_, position), ranks in sources.items():
+            player = self.where[ranks[0]][0]
+            if number >= len(player.posted[position]):
+                continue  # a rank that sends nothing
+            value = _described(player.posted[position][number])
+            lanes = np.zeros(len(self.ranks), dtype=np.int64)
+            present = np.zeros(len(self.ranks), dtype=np.int64)
+            for rank in ranks:
+                lanes[self.lane_of[rank]], present[self.lane_of[rank]] = self.where[rank][1], 1
+            parts.append(spread(self.ops.table, value, lanes, present))
+        return folded(self.ops.table, add(self.ops.table, parts)) if len(parts) > 1 else parts[0]
+
+    def operand_of(self, place: int, groups: Groups) -> Value:
+        """What the members at one place of the groups send, on every lane."""
+        return taken(self.ops.table, self.operand(0), groups.members[groups.group, place])
+
+    def groups(self) -> Groups:
+        members = tuple(tuple(self.lane_of[r] for r in match.group) for match in self.distinct)
+        known = self.player.interpreter.groups.get(members)
+        if known is None:
+            if len({len(lanes) for lanes in members}) > 1:
+                raise Undescribed("groups of different sizes meet at one operation")
+            known = self.player.interpreter.groups[members] = groups_of(np.array(members, dtype=np.int64))
+        return known
+
+    def own(self, value: Value) -> Value:
+        """A result of the meeting as the stream's lanes see it."""
+        if self.ranks == self.player.stream.ranks:
+            return value
+        return taken(self.ops.table, value, np.array([self.lane_of[r] for r in self.player.stream.ranks], dtype=np.int64))
+
+    def results(self, node: Node) -> Sequence[Described]:
+        handler = _HANDLERS.get(node.op)
+        if handler is None:
+            raise Undescribed(f"{node.op} is not described")
+        if not self.at_home or node.op not in _OF_OPERANDS:
+            return handler(self, node)
+        operands = [_described(value) for value in self.player.posted[self.position]]
+        kwargs = tuple((name, word(arg)) for name, arg in node.kwargs.items() if name in _OF_OPERANDS[node.op])
+        outputs = tuple((tensor.shape, tensor.dtype) for tensor in (*node.operands(), *node.outputs))
+        what = node.op, kwargs, outputs, id(self.groups())
+        return self.player.interpreter.memo.describe(what, operands, lambda: handler(self, node)) or ()
+
+
+def spread(table: Table, value: Value, lanes: Lanes, present: Lanes) -> Value:
+    """A value of other lanes, held by some of the lanes here and zero in the others."""
+    return masked(table, taken(table, value, lanes), present)
+
+
+def _described(value: Described) -> Value:
+    if isinstance(value, Unknown):
+        raise Undescribed(value.reason)
+    return value
+
+
+def _require_arithmetic(node: Node) -> None:
+    """Sums of booleans are disjunctions, and means of whole numbers are rounded: neither is what the algebra does."""
+    dtype, reduce = next(node.operands()).dtype, node.kwargs["reduce"]
+    if dtype == "bool" and reduce not in ("max", "min"):
+        raise Undescribed(f"a reduction of booleans by {reduce}")
+    if reduce in ("avg", "premul_sum") and not dtype.startswith(("float", "bfloat", "complex")):
+        raise Undescribed(f"a reduction of whole numbers by {reduce}")
+
+
+def _all_reduce(m: Meeting, node: Node) -> list[Described]:
+    _require_arithmetic(node)
+    return [m.own(exchange.reduced(m.ops, m.operand(0), m.groups(), dict(node.kwargs)))]
+
+
+def _reduce(m: Meeting, node: Node) -> list[Described]:
+    """On the root the reduction; what the others hold afterwards is not promised."""
+    roots = [match.any_node.kwargs["root"] == rank for match, rank in zip(m.matches, m.player.stream.ranks, strict=True)]
+    if not any(roots):
+        return [Unknown("after dist.reduce, only the root holds something that is promised", node)]
+    (total,) = _all_reduce(m, node)
+    if all(roots):
+        return [total]
+    there = np.array(roots, dtype=np.int64)
+    scratch = m.player.interpreter.unwritten(node.outputs[0].shape, m.player.stream.lanes)
+    lanes = np.arange(len(roots), dtype=np.int64)
+    parts = [spread(m.ops.table, _described(total), lanes, there), spread(m.ops.table, scratch, lanes, 1 - there)]
+    return [add(m.ops.table, parts)]
+
+
+def _all_gather_into_tensor(m: Meeting, node: Node) -> list[Described]:
+    return [m.own(exchange.gathered(m.ops, m.operand(0), m.groups(), node.outputs[0].shape))]
+
+
+def _all_gather(m: Meeting, node: Node) -> list[Described]:
+    groups = m.groups()
+    held = [m.operand_of(place, groups) for place in range(groups.size)]
+    return [m.own(value) for value in held]
+
+
+def _reduce_scatter_tensor(m: Meeting, node: Node) -> list[Described]:
+    _require_arithmetic(node)
+    groups = m.groups()
+    total = exchange.reduced(m.ops, m.operand(0), groups, dict(node.kwargs))
+    return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]
+
+
+def _stacked(m: Meeting, count: int) -> Value:
+    """A list of equal tensors as one, along a new first dim."""
+    rows = [m.operand(number) for number in range(count)]
+    return m.ops.concat([m.ops.reshape(row, (1, *row.shape)) for row in rows], 0)
+
+
+def _reduce_scatter(m: Meeting, node: Node) -> list[Described]:
+    _require_arithmetic(node)
+    groups = m.groups()
+    total = exchange.reduced(m.ops, _stacked(m, groups.size), groups, dict(node.kwargs))
+    return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]
+
+
+def _all_to_all(m: Meeting, node: Node) -> list[Described]:
+    groups = m.groups()
+    moved = exchange.exchanged(m.ops, _stacked(m, groups.size), groups)
+    parts = [m.ops.cut(moved, 0, n, n + 1) for n in range(groups.size)]
+    return [m.own(m.ops.reshape(part, part.shape[1:])) for part in parts]
+
+
+def _all_to_all_single(m: Meeting, node: Node) -> list[Described]:
+    nodes = [each for match in m.distinct for each in match.nodes.values()]
+    splits: list[Any] = [each.kwargs.get(name) or () for each in nodes for name in ("input_splits", "output_splits")]
+    if any(len(set(sizes)) > 1 for sizes in splits):
+        return [m.own(_exchanged_unevenly(m))]
+    return [m.own(exchange.exchanged(m.ops, m.operand(0), m.groups()))]
+
+
+def _exchanged_unevenly(m: Meeting) -> Value:
+    """Member by member: a member gets from each other one the part that the other one has for it."""
+    groups, parts = m.groups(), []
+    for place in range(groups.size):
+        held = m.operand(0, {match.group[place] for match in m.distinct})
+        sent = taken(m.ops.table, held, groups.members[groups.group, place])
+        ends = np.zeros((2, len(m.ranks)), dtype=np.int64)
+        for match in m.distinct:
+            splits: Any = match.nodes[match.group[place]].kwargs.get("input_splits")
+            sizes = splits or [m.ops.size(sent, 0) // groups.size] * groups.size
+            for number, rank in enumerate(match.group):
+                ends[:, m.lane_of[rank]] = sum(sizes[:number]), sum(sizes[: number + 1])
+        parts.append(m.ops.cut(sent, 0, collapse(ends[0]), collapse(ends[1])))
+    return folded(m.ops.table, m.ops.concat(parts, 0))
+
+
+def _from_root(m: Meeting) -> Lanes:
+    """For each lane of the meeting, the lane of its root."""
+    lanes = np.zeros(len(m.ranks), dtype=np.int64)
+    for match in m.distinct:
+        root: int = match.any_node.kwargs["root"]  # type: ignore[assignment]
+        for rank in match.group:
+            lanes[m.lane_of[rank]] = m.lane_of[root]
+    return lanes
+
+
+def _broadcast(m: Meeting, node: Node) -> list[Described]:
+    roots = {int(match.any_node.kwargs["root"]) for match in m.distinct}  # type: ignore[arg-type]
+    return [m.own(taken(m.ops.table, m.operand(0, roots), _from_root(m)))]
+
+
+def _gather(m: Meeting, node: Node) -> list[Described]:
+    return _all_gather(m, node)[: len(node.outputs)] if node.outputs else []
+
+
+def _scatter(m: Meeting, node: Node) -> list[Described]:
+    groups = m.groups()
+    stacked = taken(m.ops.table, _stacked(m, groups.size), _from_root(m))
+    return [m.own(exchange.own_part(m.ops, stacked, groups, node.outputs[0].shape))]
+
+
+def _message(m: Meeting, node: Node) -> list[Described]:
+    if node.op == "dist.send":
+        return []
+    senders = [match.group[0] for match in m.matches]
+    sources: dict[tuple[int, int], list[int]] = {}
+    for lane, rank in enumerate(senders):
+        sources.setdefault((id(m.where[rank][0]), m._position(rank, m.matches[lane])), []).append(lane)
+    parts = []
+    for (_, position), lanes in sources.items():
+        player = m.where[senders[lanes[0]]][0]
+        value = _described(player.posted[position][0])
+        index = np.zeros(len(senders), dtype=np.int64)
+        present = np.zeros(len(senders), dtype=np.int64)
+        for lane in lanes:
+            index[lane], present[lane] = m.where[senders[lane]][1], 1
+        parts.append(spread(m.ops.table, value, index, present))
+    return [folded(m.ops.table, add(m.ops.table, parts)) if len(parts) > 1 else parts[0]]
+
+
+_HANDLERS: dict[str, Callable[[Meeting, Node], list[Described]]] = {
+    "dist.all_reduce": _all_reduce,
+    "dist.reduce": _reduce,
+    "dist.all_gather": _all_gather,
+    "dist.all_gather_into_tensor": _all_gather_into_tensor,
+    "dist.reduce_scatter": _reduce_scatter,
+    "dist.reduce_scatter_tensor": _reduce_scatter_tensor,
+    "dist.all_to_all": _all_to_all,
+    "dist.all_to_all_single": _all_to_all_single,
+    "dist.broadcast": _broadcast,
+    "dist.gather": _gather,
+    "dist.scatter": _scatter,
+    "dist.send": _message,
+    "dist.recv": _message,
+    "dist.barrier": lambda m, node: [],
+}
+
+# The operators whose results are functions of what is sent, of the groups, and of these arguments alone.
+_OF_OPERANDS: dict[str, tuple[str, ...]] = {
+    "dist.all_reduce": ("reduce", "factor"),
+    "dist.reduce_scatter": ("reduce", "factor"),
+    "dist.reduce_scatter_tensor": ("reduce", "factor"),
+    "dist.all_gather": (),
+    "dist.all_gather_into_tensor": (),
+    "dist.all_to_all": (),
+    "dist.all_to_all_single": ("input_splits", "output_splits"),
+}
