@@ -285,7 +285,6 @@ def waiting_faults():
 CASES = [
     *norm_cases(), *norm_faults(), waiting_case("no-sync", waiting, 2), waiting_case("no-sync", waiting, 4), *waiting_faults(),
 ]  # fmt: skip
-NOT_YET = {case.name for case in CASES if case.name.startswith("batch-norm-torch-backward")}
 NOT_LOCATED = {
     "batch-fault-count", "batch-fault-backward", "batch-fault-not-divided", "batch-fault-zeroed", "batch-fault-remainder",
 }  # fmt: skip
