@@ -12,15 +12,24 @@ from typing import Any
 
 import torch
 
-from graphguard.capture.program import FunctionProgram, ModelProgram, call_model
+from graphguard.capture.program import PARAMETERS, FunctionProgram, ModelProgram, call_model
 from graphguard.capture.session import Captured, LocalInputs, Progress, Subject
 from graphguard.capture.session import capture as capture_subject
+from graphguard.capture.wrappers import gradients_of
 from graphguard.errors import GraphGuardError, InternalError, UsageError
 from graphguard.expectation import Expectation, expectations
 from graphguard.ir import Graph
 from graphguard.lemmas.user import by_operator
 from graphguard.listing import without_relations
-from graphguard.parameters import expected_gradients, of_dtensors, parameter_inputs, relations_with
+from graphguard.parameters import (
+    Parameter,
+    expected_gradients,
+    found_parameters,
+    guesses,
+    of_dtensors,
+    relations_with,
+    use_sequential_names,
+)
 from graphguard.relation import Input, mesh_of
 from graphguard.report import Report
 from graphguard.verdict import assumptions_of, report_of, unread_inputs
@@ -80,8 +89,16 @@ def verify(
 ) -> Report:
     """Whether the distributed function refines the sequential one, for all inputs.
 
+    sequential, distributed: called with the inputs as keywords; return a tensor, or any nesting of dicts, lists and tuples of
+        tensors. The distributed one runs once per rank, with `torch.distributed` initialised; a parameter `mesh` gets the DeviceMesh.
+    mesh: `{axis: size}`, or the number of ranks.
+    inputs: the full shape of each sequential input, and how the ranks' inputs come from it.
+    local_inputs: `fn(full, coord) -> dict`, all of a rank's inputs from all of the sequential ones, where the two sides differ.
     outputs: the relation that an output is expected to have, `{path: placement}`, `{path: {axis: placement}}` or
         `{path: fn(full, coord)}`; an output that is not listed may have any.
+    lemmas: what `gg.lemma` returned, for this check alone.
+    trials: how often both programs are executed, 3 if left out; 0 for not at all.
+    seed: of the first trial's inputs.
     """
     return _run(Job(_functions(sequential, distributed, mesh, inputs, local_inputs), outputs, None, lemmas, trials, seed))
 
@@ -100,9 +117,13 @@ def verify_model(
     trials: int | None = None,
     seed: int = 0,
 ) -> Report:
-    """Whether the distributed module refines the sequential one in what `step` does with them, for all inputs.
+    """Whether the distributed module refines the sequential one in what `step` does with them, for all inputs and parameters.
 
+    sequential: builds the module; parameters get no data. distributed: the same for a rank, given the DeviceMesh.
+    step: `step(model, **inputs)` returns the outputs; left out, the model is called. `gg.train_step` gives loss and gradients.
     params: "auto", or `{pattern: placement or fn(full, coord)}` for the parameters whose relation is not found.
+
+    All other arguments are those of `verify`.
     """
     subject = _models(sequential, distributed, step, mesh, inputs, local_inputs)
     return _run(Job(subject, outputs, params, lemmas, trials, seed))
@@ -146,7 +167,7 @@ class train_step:
     def __call__(self, model: torch.nn.Module, **inputs: Any) -> dict[str, Any]:
         loss = self.loss_fn(model, **inputs)
         loss.backward()
-        return {"loss": loss.detach(), "grads": {name: p.grad for name, p in model.named_parameters()}}
+        return {"loss": loss.detach(), "grads": gradients_of(model)}
 
 
 def _functions(
@@ -194,6 +215,7 @@ def _report(job: Job) -> Report:
         raise UsageError(
             "the sequential program returns no tensor, so there is nothing to verify; return what the ranks should match"
         )
+    parameters = _parameters(job, captured)
     relations, outputs = _with_parameters(job, captured)
     outputs = {**of_dtensors(captured, subject.mesh), **outputs}
     expected = expectations(outputs, captured, subject.mesh)
@@ -204,6 +226,8 @@ def _report(job: Job) -> Report:
         report.make_listing = partial(without_relations, captured.sequential, list(captured.ranks))
     else:
         report = _decided(job, captured, relations, expected, stats)
+    report.parameters = {name.removeprefix(PARAMETERS): str(found) for name, found in parameters.items()}
+    report.assumptions += guesses(parameters)
     report.notes += _only_of_ranks(captured)
     report.notes += [
         f"the input {name} is read by neither program"
@@ -260,12 +284,20 @@ def _check(job: Job) -> None:
         raise UsageError(f"seed= is {job.seed!r}; write a whole number from 0 on")
 
 
+def _parameters(job: Job, captured: Captured) -> dict[str, Parameter]:
+    """What is known of the parameters of a module; a function has none."""
+    if not isinstance(job.subject.distributed, ModelProgram):
+        return {}
+    use_sequential_names(captured)
+    return found_parameters(job.subject, captured, job.params)
+
+
 def _with_parameters(job: Job, captured: Captured) -> tuple[list[Graph], Any]:
     """The input relations and the expected outputs; for a module, with what is known of its parameters."""
     program, outputs = job.subject.distributed, {} if job.outputs is None else job.outputs
     if not isinstance(program, ModelProgram):
         return captured.relations, outputs
-    parameters = parameter_inputs(job.subject, captured, job.params)
+    parameters = _parameters(job, captured)
     expected: dict[str, Any] = {}
     if isinstance(program.step, train_step):
         expected = expected_gradients(captured, parameters)

@@ -42,6 +42,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "outputs": {path: None if value is None else value.id for path, value in graph.outputs.items()},
         "layouts": graph.layouts,
         "input_layouts": graph.input_layouts,
+        "ties": graph.ties,
         "findings": findings,
         "sources": list(sources),
     }
@@ -136,6 +137,7 @@ class _Reader:
             {self._text(path): self._layout(item) for path, item in plain[kind].items()}
             for kind in ("layouts", "input_layouts")
         )
+        graph.ties = {self._text(name): self._text(first) for name, first in plain.get("ties", {}).items()}
         graph.findings = [self._finding(item) for item in self._list(plain["findings"], "findings")]
         return graph
 
@@ -217,12 +219,13 @@ class _Reader:
         raise GraphFormatError(f"damaged graph file: an argument of the unknown kind {tag!r}")
 
     def _layout(self, item: Any) -> Layout:
-        shape, mesh_shape, mesh_ranks, placements = item
+        shape, mesh_shape, mesh_ranks, placements, *by = item
         return Layout(
             self._naturals(shape),
             self._naturals(mesh_shape),
             self._naturals(mesh_ranks),
             tuple(self._text(placement) for placement in self._list(placements, "placements")),
+            *map(self._text, by),
         )
 
     def _finding(self, item: Any) -> Finding:

@@ -128,13 +128,20 @@ class Constant(NamedTuple):
     data: bytes
 
 
+MARKED = "mark"  # of a layout that a parameter's `tensor_model_parallel` mark says, not a DTensor
+
+
 class Layout(NamedTuple):
-    """How a rank's tensor stands for a larger one: the placements that a DTensor has on its own mesh."""
+    """How a rank's tensor stands for a larger one: the placements that a DTensor has on its own mesh, or what a mark says.
+
+    A mark may not say which ranks share the tensor: `mesh_ranks` is then empty.
+    """
 
     shape: tuple[int, ...]
     mesh_shape: tuple[int, ...]
     mesh_ranks: tuple[int, ...]
     placements: tuple[str, ...]
+    by: str = "DTensor"
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,8 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     constants: dict[Value, Constant] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)  # of outputs that were DTensors
-    input_layouts: dict[str, Layout] = field(default_factory=dict)  # of parameters that are DTensors
+    input_layouts: dict[str, Layout] = field(default_factory=dict)  # of parameters that are DTensors, or marked as parts
+    ties: dict[str, str] = field(default_factory=dict)  # other names of parameters, each with the input's
     mesh: Mesh | None = None
     rank: int | None = None
     assumptions: tuple[str, ...] = ()

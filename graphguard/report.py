@@ -57,6 +57,7 @@ class Report:
     conjecture: by output without a proof, the relation that the numbers suggest.
     assumptions: what the verdict takes for granted.
     notes: what is no fault but worth a look, such as an output that is a sum over the ranks.
+    parameters: by parameter of a module, its relation to the ranks' ones and how it was found.
     opaque: operators that the proof met and knows no lemma for.
     stats: `ops`, `ranks`, `seconds` for `capture`, `proof` and `oracle`, and what the oracle did.
     """
@@ -68,6 +69,7 @@ class Report:
     conjecture: dict[str, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    parameters: dict[str, str] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     make_listing: Callable[[], list[Program]] | None = field(default=None, repr=False, compare=False)
@@ -108,6 +110,7 @@ class Report:
             "conjecture": self.conjecture,
             "assumptions": self.assumptions,
             "notes": self.notes,
+            "parameters": self.parameters,
             "opaque": self.opaque,
             "stats": self.stats,
         }

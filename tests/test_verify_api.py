@@ -367,6 +367,12 @@ class Half(nn.Module):
     forward = Net.forward
 
 
+class Third(Half):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 3), nn.Linear(3, 4)
+
+
 X = {"x": gg.Input((6, 4))}
 
 
@@ -419,11 +425,8 @@ def test_parameters_of_equal_shape_are_replicated_and_so_are_their_gradients(pro
 def test_dtensor_gradients_stand_for_their_full_tensors(prover):
     verify_model(parallelize, step=gg.train_step(loss_fn))
     assert {path: expected.text for path, expected in prover.expected.items()} == {
-        "grads.up.weight": "the layout of a DTensor placed by Shard(dim=0)",
-        "grads.up.bias": "the layout of a DTensor placed by Shard(dim=0)",
-        "grads.down.weight": "the layout of a DTensor placed by Shard(dim=1)",
-        "grads.down.bias": "the layout of a DTensor placed by Replicate()",
-    }
+        "grads.up.weight": "Shard(0)", "grads.up.bias": "Shard(0)", "grads.down.weight": "Shard(1)", "grads.down.bias": "Replicate",
+    }  # fmt: skip
 
 
 def test_stated_parameters_override(prover):
@@ -490,7 +493,7 @@ class Summed(nn.Module):
 
 WRONG = {"up.weight": Shard(1), "up.bias": Shard(0), "down.*": lambda full, coord: full[..., :4]}
 UNKNOWN = {
-    "'up.weight' is unknown: it has shape (8, 4), and (4, 4) on rank 0": (lambda mesh: Half(), "auto"),
+    "'up.weight' is unknown: it has shape (8, 4), and (3, 4) on rank 0; state it in params=": (lambda mesh: Third(), "auto"),
     "'up.weight' is unknown: rank 0 has f32[4, 4], and its part of the sequential one is f32[8, 2]": (
         lambda mesh: Half(), WRONG,
     ),

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from graphguard.aten.kernels import constant_of
 from graphguard.capture.recorder import Recorder
+from graphguard.capture.wrappers import layout_by_marks, named_parameters
 from graphguard.errors import UsageError
 from graphguard.ir import Layout
 
@@ -67,10 +68,16 @@ class ModelProgram:
                 raise UsageError(f"{self.role}= returned {type(module).__name__}, not a module")
         construction = len(recorder.graph.nodes)
         with recorder:
-            for name, parameter in module.named_parameters():
+            firsts: dict[int, str] = {}
+            for name, parameter in named_parameters(module):
+                first = firsts.setdefault(id(parameter), name)
+                if first != name:
+                    recorder.graph.ties[PARAMETERS + name] = PARAMETERS + first
+                    continue
                 recorder.rename_as_input(PARAMETERS + name, _local(parameter.detach()))
-                if isinstance(parameter, DTensor):
-                    recorder.graph.input_layouts[PARAMETERS + name] = _layout(parameter)
+                layout = _layout(parameter) if isinstance(parameter, DTensor) else layout_by_marks(parameter)
+                if layout is not None:
+                    recorder.graph.input_layouts[PARAMETERS + name] = layout
             outputs = self.step(module, **inputs)
         recorder.constructed = construction
         return outputs

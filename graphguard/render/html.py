@@ -141,7 +141,9 @@ def _relations(report: Report) -> str:
 
 
 def _grounds(report: Report) -> str:
-    lists = {"Notes": report.notes, "Assumptions": report.assumptions, "Operators without a lemma": report.opaque}
+    found = [f"{name}: {text}" for name, text in report.parameters.items()]
+    lists = {"Notes": report.notes, "Assumptions": report.assumptions, "Parameters": found,
+             "Operators without a lemma": report.opaque}  # fmt: skip
     parts = [
         f"<section><h2>{title}</h2><ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul></section>"
         for title, texts in lists.items()

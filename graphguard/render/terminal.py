@@ -139,7 +139,10 @@ def report_lines(report: Report, look: Look) -> list[Line]:
         lines += [[], [Piece("proved all the same", "head")]]
         lines += [[Piece("  "), *line] for line in _relations(list(report.relation.values()), look, SHOWN_BESIDE)]
     lines += _open_ends(report)
-    rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look), *_stats(report)]
+    rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
+    if look.verbose:
+        rest += _texts("parameter ", [f"{name}: {found}" for name, found in report.parameters.items()], look)
+    rest += _stats(report)
     return lines + ([[]] if report.findings and rest else []) + rest
 
 
