@@ -111,7 +111,9 @@ class _Judging:
         for number, within in enumerate(tried):
             drawn = draws.draws_of(self.sequential, within, regime)
             try:
-                return execute(self.sequential, self.joint, self.relations, drawn, regime, seed)
+                trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed)
+                trial.keep_outputs()
+                return trial
             except UndefinedError:
                 if number == len(tried) - 1:
                     raise
@@ -167,11 +169,12 @@ class _Judging:
     def _counterexample(self, path: str) -> Counterexample:
         output, stated = self._output(path), self.expected.get(path)
         trial, element, allowed = output.difference(stated)
+        again = execute(self.sequential, self.joint, self.relations, trial.draws, trial.regime, trial.seed)
         return Counterexample(
             trial.seed,
             {name: value.shape for name, value in self.sequential.inputs.items()},
             element,
-            parting_of(self.sequential, self.joint, trial, element, self.mesh),
+            parting_of(self.sequential, self.joint, again, element, self.mesh),
             script_of(
                 self.sequential,
                 self.joint,

@@ -27,7 +27,10 @@ class UndefinedError(Exception):
 
 @dataclass
 class Trial:
-    """outside: operations of the ranks that index outside of a tensor, where torch raises; their results are nan."""
+    """sequential, ranks: what was computed; all tensors at first, then the outputs alone.
+
+    outside: operations of the ranks that index outside of a tensor, where torch raises; their results are nan.
+    """
 
     seed: int
     regime: Regime
@@ -36,6 +39,12 @@ class Trial:
     ranks: list[Run]
     references: dict[str, Reference]
     outside: dict[Node, str] = field(default_factory=dict)
+
+    def keep_outputs(self) -> None:
+        """Let all other tensors go: several trials at once would fill the memory."""
+        for state in [self.sequential, *self.ranks]:
+            kept = [value for value in state.graph.outputs.values() if value is not None]
+            state.values = {value: state.values[value].clone() for value in kept}
 
     def values(self, path: str) -> dict[int, torch.Tensor]:
         """What the ranks that return an output have."""
