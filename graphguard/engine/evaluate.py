@@ -15,7 +15,7 @@ import numpy as np
 
 from graphguard.engine.definition import Definition, Product
 from graphguard.engine.lane import at_lane
-from graphguard.engine.meaning import FUNCTIONS
+from graphguard.engine.meaning import FUNCTIONS, whole
 from graphguard.engine.table import Table
 from graphguard.engine.term import Atom, Factor, Index, Term, Value
 
@@ -178,7 +178,7 @@ class Evaluator:
             case "sum" | "lin":
                 return self._operand(definition.operands[0], positions)
             case "delta":
-                return np.asarray(self._operand(definition.operands[0], positions[:-1]) == positions[-1], dtype=float)
+                return np.asarray(whole(self._operand(definition.operands[0], positions[:-1])) == positions[-1], dtype=float)
             case "max":
                 return self._maximum(definition, positions)
         operands = [self._operand(operand, positions) for operand in definition.operands]
@@ -280,10 +280,11 @@ def _contracted(factors: Sequence[Array], sizes: Sequence[int], kept: int) -> Ar
     """The product of arrays that broadcast to the sizes, summed over all axes but the first ones."""
     _checked(sizes[:kept])
     with np.errstate(all="ignore"):
-        if math.prod(sizes) <= FEW_ELEMENTS:
+        infinite = not all(np.isfinite(factor).all() for factor in factors)
+        if math.prod(sizes) <= (MOST_ELEMENTS if infinite else FEW_ELEMENTS):
             product: Array = np.ones((1,) * len(sizes))
             for factor in factors:
-                product = product * factor
+                product = np.where((product == 0) | (factor == 0), 0.0, product * factor) if infinite else product * factor
             return np.asarray(np.broadcast_to(product, list(sizes)).sum(axis=tuple(range(kept, len(sizes)))))
         return _einsum(factors, sizes, kept)
 

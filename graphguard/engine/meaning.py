@@ -83,6 +83,13 @@ def _wrapped(x: Any, dtype: str) -> Any:
     return np.asarray(x).astype(np.int64).astype(dtype).astype(float)
 
 
+def whole(x: Any) -> Any:
+    """The whole number that a number is but for rounding: -3 (-5/3 + 1) is 2, in binary not quite."""
+    with np.errstate(all="ignore"):
+        nearest = np.round(x)
+        return np.where(np.abs(x - nearest) < 1e-9, nearest, x)
+
+
 def _is(condition: Any) -> Any:
     return np.asarray(condition, dtype=float)
 
@@ -134,8 +141,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "atanh": np.arctanh,
     "sinc": np.sinc,
     # masks
-    "eq": lambda a, b: _is(a == b),
-    "lt": lambda a, b: _is(a < b),
+    "eq": lambda a, b: _is(whole(a) == whole(b)),
+    "lt": lambda a, b: _is(whole(a) < whole(b)),
     "le": lambda a, b: _is(a <= b),
     "nonzero": lambda x: _is(x != 0),
     "positive": lambda x: _is(x > 0),
