@@ -90,7 +90,8 @@ def verify(
     """Whether the distributed function refines the sequential one, for all inputs.
 
     sequential, distributed: called with the inputs as keywords; return a tensor, or any nesting of dicts, lists and tuples of
-        tensors. The distributed one runs once per rank, with `torch.distributed` initialised; a parameter `mesh` gets the DeviceMesh.
+        tensors. The distributed one runs once per rank, with `torch.distributed` initialised; a parameter named `mesh` is
+        given the DeviceMesh.
     mesh: `{axis: size}`, or the number of ranks.
     inputs: the full shape of each sequential input, and how the ranks' inputs come from it.
     local_inputs: `fn(full, coord) -> dict`, all of a rank's inputs from all of the sequential ones, where the two sides differ.
@@ -119,7 +120,8 @@ def verify_model(
 ) -> Report:
     """Whether the distributed module refines the sequential one in what `step` does with them, for all inputs and parameters.
 
-    sequential: builds the module; parameters get no data. distributed: the same for a rank, given the DeviceMesh.
+    sequential: builds the module; its parameters get no data.
+    distributed: builds a rank's module, given the DeviceMesh.
     step: `step(model, **inputs)` returns the outputs; left out, the model is called. `gg.train_step` gives loss and gradients.
     params: "auto", or `{pattern: placement or fn(full, coord)}` for the parameters whose relation is not found.
 
