@@ -9,6 +9,7 @@ and are looked at again through their step when they are next read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import torch
 
 from graphguard.aten.operators import DTYPE_NAMES
 from graphguard.capture.races import windows_overlap
-from graphguard.capture.views import PARTS, Call, ViewStep, part_steps, view_step
+from graphguard.capture.views import PARTS, Call, ViewStep, part_steps, reshape, slice_step, view_step
 from graphguard.errors import CaptureError
 from graphguard.ir import Arg, Value
 
@@ -197,11 +198,41 @@ class AliasTable:
                 f"memory of dtype {DTYPE_NAMES[base.geometry[3]]} is seen as {DTYPE_NAMES[dtype]} without a view operator; "
                 "convert it with `.to(dtype)`"
             )
+        order = _dense_order(shape, strides)
+        if order is not None and offset + math.prod(shape) <= math.prod(base.shape):
+            return self._dense_window(base, geometry, order)
         args = (tuple(shape), strides, offset)
         step = ViewStep(Call("aten.as_strided.default", args), Call("aten.as_strided_scatter.default", args), needs_base=True)
         value = self._emit(step.look, (self._around(base, geometry),), shape, dtype)
         cell = storage.cells[geometry] = Cell(storage, geometry, value, base, step)
         return cell
+
+    def _dense_window(self, base: Cell, geometry: Geometry, order: list[int]) -> Cell:
+        """A window without gaps, as libraries lay many tensors out in one buffer: a run of the memory, seen as a tensor."""
+        offset, shape, _, dtype, *_ = geometry
+        count, total = math.prod(shape), math.prod(base.shape)
+        whole = (0, torch.Size((total,)), (1,), dtype, False, False)
+        run = (offset, torch.Size((count,)), (1,), dtype, False, False)
+        cell = self._seen(base, whole, ViewStep(reshape((total,)), reshape(base.shape)))
+        cell = self._seen(cell, run, slice_step(0, offset, offset + count))
+        if order == list(range(len(shape))):
+            return self._seen(cell, geometry, ViewStep(reshape(tuple(shape)), reshape((count,))))
+        physical = torch.Size(shape[d] for d in order)
+        dense = tuple(math.prod(physical[d + 1 :]) for d in range(len(physical)))
+        laid = (offset, physical, dense, dtype, False, False)
+        cell = self._seen(cell, laid, ViewStep(reshape(tuple(physical)), reshape((count,))))
+        inverse = tuple(order.index(d) for d in range(len(order)))
+        return self._seen(
+            cell, geometry, ViewStep(Call("aten.permute.default", (inverse,)), Call("aten.permute.default", (tuple(order),)))
+        )
+
+    def _seen(self, base: Cell, geometry: Geometry, step: ViewStep) -> Cell:
+        """The cell of a window, looked at from this one if it is new."""
+        known = base.storage.cells
+        if geometry not in known:
+            part = self._emit(step.look, (self._around(base, geometry),), *geometry[1:4:2])
+            known[geometry] = Cell(base.storage, geometry, part, base, step)
+        return known[geometry]
 
     def _lazily_changed(self, storage: Storage, geometry: Geometry) -> Cell:
         """A window whose elements count as conjugated or negated: a view of the plain one."""
@@ -236,3 +267,14 @@ class AliasTable:
             value = self._emit(step.look, (self.read(root),), physical, dtype)
             storage.cells[geometry] = Cell(storage, geometry, value, root, step)
         return storage.cells[geometry]
+
+
+def _dense_order(shape: torch.Size, strides: tuple[int, ...]) -> list[int] | None:
+    """The dims of a window from the outermost in memory to the innermost, if it has no gaps."""
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+    dense = 1
+    for d in reversed(order):
+        if shape[d] != 1 and strides[d] != dense:
+            return None
+        dense *= shape[d]
+    return order if dense > 0 else None
