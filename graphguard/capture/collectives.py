@@ -460,6 +460,20 @@ def _copy_in(
     return own, output
 
 
+def _chunk_cat(tensors: list[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
+    """torch._chunk_cat with operators that are known by themselves: one row per chunk, of which the last may be padded."""
+    if dim != 0:
+        torch._chunk_cat(tensors, dim, num_chunks, out=out)
+        return
+    rows = []
+    for tensor in tensors:
+        missing = -tensor.size(0) % num_chunks
+        if missing:
+            tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+        rows.append(tensor.reshape(num_chunks, -1))
+    out.copy_(torch.cat(rows, 1))
+
+
 def _inlined(function: Callable[..., Any], returns: bool = False) -> Callable[..., Any]:
     """An operator that FSDP2 registers around plain torch code: record that code instead."""
 
@@ -510,6 +524,6 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "_dtensor.shard_dim_alltoall.default": _shard_dim_all_to_all,
     "fsdp.all_gather_copy_in.default": _inlined(_copy_in, returns=True),
     "fsdp.split_with_sizes_copy.default": _inlined(torch.split_with_sizes_copy),
-    "fsdp.chunk_cat.default": _inlined(torch._chunk_cat),
+    "fsdp.chunk_cat.default": _inlined(_chunk_cat),
     "fsdp.copy_.default": _inlined(torch.Tensor.copy_),
 }
