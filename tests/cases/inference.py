@@ -25,7 +25,6 @@ NOT_YET = frozenset(
     {
         "inference-decode-by-log-2",
         "inference-decode-by-log-4",
-        "inference-decode-by-log-8",
     }
 )
 BATCH, PROMPT, FEATURES, HEAD, VOCABULARY = 2, 3, 6, 2, 8
