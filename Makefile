@@ -7,12 +7,12 @@ STAMP := $(VENV)/.installed
 # Run a second time without the memory of output shapes, which must change nothing but the time.
 CAPTURES := $(addprefix tests/test_,sequential.py training.py aliasing.py collectives.py torch_parallel.py libraries.py)
 
-.PHONY: demo test test-all lint bench campaign clean
+.PHONY: demo test test-all lint docs bench campaign clean
 
 demo: $(STAMP)
 	$(BIN)/graphguard demo
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -n 2
 	GRAPHGUARD_TEST_SHAPE_CACHE=off $(BIN)/python -m pytest -n 2 $(CAPTURES)
 
@@ -24,6 +24,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, in site/. Warnings are errors.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)
 	$(BIN)/graphguard bench capture
@@ -37,8 +41,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,libraries]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,docs,libraries]'
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache

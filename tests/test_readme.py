@@ -1,36 +1,30 @@
-"""The README and the pages of docs/ are true: their Python runs, and the README's console output is what commands print."""
+"""The README is true: its code runs, commands print what it shows, its links lead to files, and its table is counted."""
 
 import re
+import sys
 from pathlib import Path
 
-import pytest
-
-from graphguard.cli import main
+import snippets
 
 README = Path(__file__).parent.parent / "README.md"
-TEXT = README.read_text()
+sys.path.insert(0, str(README.parent / "docs" / "hooks"))
+
+import covered  # noqa: E402
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL), ids=lambda code: code.split("\n")[0])
-def test_python_blocks_run(code, tmp_path):
-    file = tmp_path / "snippet.py"
-    file.write_text(code)
-    exec(compile(code, str(file), "exec"), {"__name__": "readme"})
+def test_the_code_runs_and_prints_what_is_shown(tmp_path):
+    snippets.run_page(README, tmp_path)
 
 
-@pytest.mark.parametrize("command, expected", re.findall(r"```console\n\$ graphguard (.*?)\n(.*?)```", TEXT, re.DOTALL))
-def test_console_blocks_print_what_they_show(command, expected, capsys, monkeypatch):
-    monkeypatch.chdir(README.parent)
-    with pytest.raises(SystemExit) as stop:
-        main(command.split())
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == expected
+def test_links_lead_to_files():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text())
+    assert links and [link for link in links if not (README.parent / link).is_file()] == []
 
 
-@pytest.mark.parametrize("page", ["lemmas"])
-def test_the_python_of_a_page_runs_as_one_program(page, tmp_path, monkeypatch):
-    monkeypatch.setattr("graphguard.lemmas.user._REGISTERED", {})
-    text = (README.parent / "docs" / f"{page}.md").read_text()
-    file = tmp_path / f"{page}.py"
-    file.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
-    exec(compile(file.read_text(), str(file), "exec"), {"__name__": page})
+def test_the_table_of_strategies_is_counted_from_the_cases():
+    assert README.read_text() == covered.with_table(README.read_text()), "run `python docs/hooks/covered.py`"
+
+
+def test_every_family_of_cases_belongs_to_a_strategy():
+    named = [family for strategy in covered.STRATEGIES for family in strategy.families]
+    assert sorted(named) == sorted(family.name for family in covered.counted())

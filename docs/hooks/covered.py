@@ -1,0 +1,115 @@
+"""Which strategies have proof cases, and how many of them are proved: counted from tests/cases, for the README and the site.
+
+`python docs/hooks/covered.py` writes the table into README.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MARKS = "<!-- coverage: written by `python docs/hooks/covered.py` -->\n", "<!-- end of coverage -->\n"
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """phases: which of them the cases go through. families: files of tests/cases."""
+
+    name: str
+    phases: tuple[str, ...]
+    families: tuple[str, ...]
+
+
+STRATEGIES = (
+    Strategy("tensor parallelism: MLPs, adapters, products cut in two and three directions", PHASES[:2],
+             ("mlp", "tensor_more")),
+    Strategy("attention split by heads: grouped, single and latent keys, masks, rotary positions", PHASES[:2],
+             ("attention", "rope", "heads_more")),
+    Strategy("one fused projection of queries, keys and values", PHASES[:2], ("fused_qkv",)),
+    Strategy("split vocabulary: embedding, cross entropy, tied weights", PHASES[:2], ("vocabulary",)),
+    Strategy("GPT and Llama decoders of two layers, tensor and sequence parallel", PHASES[:2], ("decoders",)),
+    Strategy("sequence parallelism; norms on a part of the sequence or of the hidden dim", PHASES[:2], ("sequence", "norms")),
+    Strategy("words, heads and widths that do not divide by the ranks", PHASES[:2], ("padding",)),
+    Strategy("data parallelism, FSDP and HSDP written by hand, gradient accumulation", PHASES, ("data",)),
+    Strategy("optimizers, with their state whole or sharded (ZeRO 1 to 3)", PHASES, ("zero",)),
+    Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES, ("step", "optimizers")),
+    Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
+    Strategy("context parallelism: gathered keys, rings, exchange of heads (Ulysses)", PHASES[:2], ("context", "ulysses_ring")),
+    Strategy("context parallelism in zigzag layout", PHASES[:2], ("zigzag",)),
+    Strategy("positions and shifted labels on a split sequence", PHASES[:2], ("positions",)),
+    Strategy("expert parallelism: routing, capacity, balancing losses, shared experts", PHASES[:2],
+             ("expert", "expert_more", "routes")),
+    Strategy("pipelines: GPipe, 1F1B, interleaved, tied stages", PHASES[:2], ("pipeline", "tied_stages")),
+    Strategy("meshes of several axes: data, pipeline, context and tensor; reductions in steps", PHASES[:2], ("meshes",)),
+    Strategy("inference with a cache of keys and values", PHASES[:1], ("inference",)),
+    Strategy("programs that are equal by algebra rather than by layout", PHASES[:2], ("identities",)),
+    Strategy("the programs of GraphGuard's publication, repaired", PHASES[:2], ("published",)),
+)  # fmt: skip
+
+
+def strategies():
+    """The table of strategies, as lines of Markdown."""
+    families = {family.name: family for family in counted()}
+    lines = ["| strategy | forward | backward | optimizer | families |", "|---|---|---|---|---|"]
+    for strategy in STRATEGIES:
+        chosen = [families[name] for name in strategy.families]
+        state = _state(sum(len(family.correct) for family in chosen), sum(len(family.missing) for family in chosen))
+        cells = [state if phase in strategy.phases else "–" for phase in PHASES]
+        lines.append(f"| {strategy.name} | {' | '.join(cells)} | {', '.join(f'`{name}`' for name in strategy.families)} |")
+    return lines
+
+
+def _state(correct, missing):
+    return "yes" if not missing else "not yet" if missing == correct else "partly"
+
+
+def cases():
+    """The table of families, and what is missing, as lines of Markdown."""
+    lines = ["| family | its cases | correct | of these proved | faulty |", "|---|---|--:|--:|--:|"]
+    for family in counted():
+        proved = len(family.correct) - len(family.missing)
+        lines.append(f"| `{family.name}` | {family.title} | {len(family.correct)} | {proved} | {family.faulty} |")
+    waiting = [family for family in counted() if family.missing]
+    if waiting:
+        lines += ["", "Correct cases that are not proved so far:", ""]
+        lines += [f"- `{family.name}`: {', '.join(f'`{case}`' for case in family.missing)}" for family in waiting]
+    return lines
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    title: str
+    correct: tuple[str, ...]
+    missing: tuple[str, ...]
+    faulty: int
+
+
+def counted():
+    """All families, counted from the cases themselves."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        tests = importlib.import_module("test_cases")
+    finally:
+        sys.path.pop(0)
+    families = []
+    for name, module in zip(tests.MODULES, tests.LOADED, strict=True):
+        correct = tuple(case.name for case in module.CASES if case.expect == "verified")
+        missing = tuple(case for case in correct if case in tests.NOT_YET)
+        families.append(Family(name, " ".join(module.__doc__.split()), correct, missing, len(module.CASES) - len(correct)))
+    return families
+
+
+def with_table(text):
+    """A page with the table of strategies between the marks."""
+    begin, end = (text.index(mark) for mark in MARKS)
+    return text[: begin + len(MARKS[0])] + "\n" + "\n".join(strategies()) + "\n\n" + text[end:]
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(with_table(readme.read_text()))
