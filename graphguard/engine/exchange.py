@@ -72,7 +72,9 @@ def _extreme(ops: Ops, value: Value, groups: Groups, name: str) -> Value:
         if joined is not None:
             return Value(value.shape, (joined,))
     members = [taken(ops.table, value, lanes) for lanes in groups.each()]
-    return apply(ops.table, name, members)
+    if name == "maximum":  # of which minus infinity is no part, if there is another one
+        members = [each for each in members if not ops.is_minus_infinity(each)] or members[:1]
+    return members[0] if len(members) == 1 else apply(ops.table, name, members)
 
 
 def _joined_maximum(table: Table, term: Term, groups: Groups) -> Term | None:

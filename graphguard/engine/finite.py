@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.engine.function import instance, may_vanish
+from graphguard.engine.function import instance, is_log_of_nothing, may_vanish
+from graphguard.engine.grid import covers
 from graphguard.engine.lane import at_lane
 from graphguard.engine.order import lanes_in
 from graphguard.engine.table import Table
@@ -24,6 +25,15 @@ _Array = np.ndarray[Any, Any]
 
 def may_be_masked(table: Table, value: Value) -> bool:
     return any(may_vanish(table, factor.atom) for term in value.terms for factor in term.factors)
+
+
+def is_nothing(table: Table, value: Value) -> bool:
+    """Whether every element is minus infinity, or that and something finite."""
+    masked = [term for term in value.terms if term.coefficient > 0 and is_log_of_nothing(table, term)]
+    rest = [term for term in value.terms if not any(term is other for other in masked)]
+    if not any(covers(term.box, value.shape) for term in masked):
+        return False
+    return not any(may_vanish(table, factor.atom) for term in rest for factor in term.factors)
 
 
 def some_left(table: Table, value: Value, dims: Sequence[int]) -> bool:

@@ -207,14 +207,14 @@ def _all_values(table: Table, mask: Value) -> Value | None:
     return None
 
 
-def where(table: Table, mask: Value, a: Value, b: Value) -> Value:
-    """a where the mask is 1, b where it is 0. All of one shape."""
+def where(table: Table, mask: Value, otherwise: Value, a: Value, b: Value) -> Value:
+    """a where the mask is 1, b where it is 0, which is where the other mask is 1. All of one shape."""
     labels = LABELS[: len(mask.shape)]
     parts = []
     if a.terms:
         parts.append(multiply(table, [mask, a], [labels, labels], labels))
     if b.terms:
-        parts.append(multiply(table, [negate(table, mask), b], [labels, labels], labels))
+        parts.append(multiply(table, [otherwise, b], [labels, labels], labels))
     return add(table, parts) if parts else Value(mask.shape, ())
 
 

@@ -22,6 +22,7 @@ from graphguard.engine.term import Factor, Index, Range, Term, Undescribed, Vari
 Names = dict[Variable, Variable]
 MOST_TERMS = 32
 MOST_ORDERS = 6
+MOST_ALIKE = 5  # factors of one atom, tried in other orders
 MOST_PARTS = 8  # of a sum that is taken apart
 
 
@@ -176,7 +177,7 @@ def matches(a: Term, b: Term, offsets: bool = True) -> Iterator[tuple[Names, Ter
 
 def _orders(factors: tuple[Factor, ...]) -> Iterator[tuple[Factor, ...]]:
     runs = [list(run) for _, run in itertools.groupby(factors, lambda f: (f.atom.id, f.power))]
-    if all(len(run) == 1 for run in runs):
+    if all(len(run) == 1 for run in runs) or any(len(run) > MOST_ALIKE for run in runs):
         yield factors
         return
     choices = itertools.product(*(itertools.permutations(run) for run in runs))

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from graphguard.engine import function, integer
 from graphguard.engine.definition import Part
-from graphguard.engine.finite import may_be_masked, some_left
+from graphguard.engine.finite import is_nothing, may_be_masked, some_left
 from graphguard.engine.function import FINITE, is_log_of_nothing
 from graphguard.engine.grid import by_cell, covers
 from graphguard.engine.lane import Lane, collapse, equal
@@ -22,7 +22,7 @@ from graphguard.engine.rational import rational
 from graphguard.engine.shape import expand, reshape
 from graphguard.engine.sums import folded, named, plain
 from graphguard.engine.table import Table, weighted
-from graphguard.engine.term import DIMS, IDX, ONE, Factor, Index, Range, Term, Undescribed, Value
+from graphguard.engine.term import DIMS, IDX, ONE, STEP, WINDOW, Factor, Index, Range, Term, Undescribed, Value
 from graphguard.engine.value import add, concat, cut, permute, scale
 
 LABELS = "abcdefghijklmnopqrstuvwxyz"
@@ -149,9 +149,13 @@ class Ops:
         value = folded(self.table, value)
         gone = set(dims)
 
+        if is_nothing(self.table, value):
+            left = [1 if dim in gone else size for dim, size in enumerate(value.shape) if keep or dim not in gone]
+            return self.full(left, MINUS_INFINITY)
         pieces = self._pieces(value, dims)
         if len(pieces) > 1:
-            return functools.reduce(functools.partial(self.fn, "maximum"), [self.max(piece, dims, keep) for piece in pieces])
+            held = [piece for piece in pieces if not is_nothing(self.table, piece)] or pieces[:1]
+            return functools.reduce(functools.partial(self.fn, "maximum"), [self.max(piece, dims, keep) for piece in held])
         parameters = FINITE if may_be_masked(self.table, value) and some_left(self.table, value, dims) else ()
 
         def on_cell(cells: list[list[Term]], box: tuple[Range, ...]) -> Term | None:
@@ -230,16 +234,35 @@ class Ops:
 
     def where(self, mask: Value, a: Value, b: Value) -> Value:
         mask, a, b = self.broadcast(mask, a, b)
-        return folded(self.table, integer.where(self.table, self.atomic(mask), self.atomic(a), self.atomic(b)))
+        masks = [self.atomic(each) for each in (mask, self.negate(mask))]
+        return folded(self.table, integer.where(self.table, *masks, self.atomic(a), self.atomic(b)))
 
     def choose(self, mask: Value, a: Value | Number, b: Value | Number) -> Value:
         """a where the mask is 1, b where it is 0. Minus infinity is log 0: exp of the choice then has the mask as a factor."""
         a, b = (each if isinstance(each, Value) else self.full((), each) for each in (a, b))
         if self.is_minus_infinity(a):
-            return self.add(b, self.fn("log", self.negate(mask)))
+            return self.add(b, self.log_of_mask(self.negate(mask)))
         if self.is_minus_infinity(b):
-            return self.add(a, self.fn("log", mask))
+            return self.add(a, self.log_of_mask(mask))
         return self.where(mask, a, b)
+
+    def log_of_mask(self, keep: Value) -> Value:
+        """0 where the mask is 1, minus infinity where it is 0: a piece of its own, where a position alone decides."""
+        gone = self.negate(keep)
+        if not gone.terms:
+            return Value(keep.shape, ())
+        terms = []
+        for term in gone.terms:
+            (factor,) = term.factors if len(term.factors) == 1 else (None,)
+            if factor is None or factor.atom is not STEP or term.coefficient != 1 or len(gone.terms) > 1:
+                return self.fn("log", keep)
+            piece = self.table.settle(term.with_(factors=(factor._replace(atom=WINDOW),)))
+            if piece is not None:
+                if piece.factors or piece.summed:
+                    return self.fn("log", keep)
+                (nothing,) = self.full((), MINUS_INFINITY).terms
+                terms.append(piece.with_(factors=nothing.factors))
+        return Value(keep.shape, tuple(terms))
 
     def is_minus_infinity(self, value: Value) -> bool:
         return len(value.terms) == 1 and value.terms[0].coefficient == 1 and is_log_of_nothing(self.table, value.terms[0])
