@@ -94,9 +94,11 @@ class Report:
 
     @property
     def verified(self) -> bool:
+        """Whether the verdict is "verified"."""
         return self.verdict == "verified"
 
     def raise_if_not_verified(self) -> None:
+        """Raise a `NotVerifiedError` that has the report."""
         if not self.verified:
             raise NotVerifiedError(self)
 
@@ -116,6 +118,7 @@ class Report:
         }
 
     def to_json(self) -> str:
+        """All of the report, versioned; docs/report-schema.json has the schema."""
         return json.dumps({"version": VERSION, **self.to_plain()}, indent=2)
 
     def to_sarif(self) -> str:
