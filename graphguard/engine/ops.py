@@ -234,8 +234,8 @@ class Ops:
 
     def where(self, mask: Value, a: Value, b: Value) -> Value:
         mask, a, b = self.broadcast(mask, a, b)
-        masks = [self.atomic(each) for each in (mask, self.negate(mask))]
-        return folded(self.table, integer.where(self.table, *masks, self.atomic(a), self.atomic(b)))
+        inside, outside = self.atomic(mask), self.atomic(self.negate(mask))
+        return folded(self.table, integer.where(self.table, inside, outside, self.atomic(a), self.atomic(b)))
 
     def choose(self, mask: Value, a: Value | Number, b: Value | Number) -> Value:
         """a where the mask is 1, b where it is 0. Minus infinity is log 0: exp of the choice then has the mask as a factor."""

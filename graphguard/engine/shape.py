@@ -9,7 +9,9 @@ from graphguard.engine.merge import merged
 from graphguard.engine.product import Layout
 from graphguard.engine.table import Table
 from graphguard.engine.term import IMPULSE, WINDOW, Factor, Index, Range, Term, Undescribed, Value, Variable, extent
+from graphguard.engine.value import concat, cut
 
+MOST_ROWS = 64
 Block = tuple[list[int], list[int]]  # old dims and new dims that hold the same elements
 
 
@@ -19,11 +21,32 @@ def reshape(table: Table, value: Value, shape: Sequence[int]) -> Value:
         return value
     blocks = _blocks(value.shape, shape)
     terms = []
-    for term in value.terms:
-        settled = table.settle(_reshaped(table, term, blocks, value.shape, shape))
-        if settled is not None:
-            terms.append(settled)
+    try:
+        for term in value.terms:
+            settled = table.settle(_reshaped(table, term, blocks, value.shape, shape))
+            if settled is not None:
+                terms.append(settled)
+    except Undescribed:
+        dim = _dim_of_rows(value.shape, shape)
+        if dim is None:
+            raise
+        return _row_by_row(table, value, shape, dim)
     return Value(tuple(shape), merged(table, terms))
+
+
+def _dim_of_rows(old: Sequence[Lane], new: Sequence[int]) -> int | None:
+    """The first dim that changes, if it becomes rows."""
+    dim = next((d for d, (a, b) in enumerate(zip(old, new, strict=False)) if not equal(a, b)), None)
+    if dim is None or not isinstance(old[dim], int) or not 1 < new[dim] <= MOST_ROWS or old[dim] % new[dim]:
+        return None
+    return dim
+
+
+def _row_by_row(table: Table, value: Value, shape: Sequence[int], dim: int) -> Value:
+    """A dim in pieces that becomes rows: the pieces may begin and end within rows, so it is cut into rows first."""
+    width = int(value.shape[dim]) // shape[dim]
+    parts = [cut(table, value, dim, n * width, (n + 1) * width) for n in range(shape[dim])]
+    return concat(table, [reshape(table, part, [*shape[:dim], 1, *shape[dim + 1 :]]) for part in parts], dim)
 
 
 def expand(table: Table, value: Value, shape: Sequence[Lane]) -> Value:
