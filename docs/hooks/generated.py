@@ -20,6 +20,7 @@ from graphguard.lemmas.registry import rows
 from graphguard.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
+PROVER = {"What the prover says": "semantics.md"}
 STRATEGIES, CASES = "<!-- strategies -->", "<!-- cases -->"
 
 
@@ -35,10 +36,12 @@ def below(page):
     if page == "findings/index.md":
         return [page, *({f"{kind.code} {kind.name}": f"findings/{kind.code}.md"} for kind in KINDS.values())]
     if page == "operators/index.md":
-        return [{"Operators": [page, *({name: f"operators/{name}.md"} for name in sorted({row.kind for row in rows()}))]}]
+        return [{"Operators": [page, *({name: family_page(name)} for name in sorted({row.kind for row in rows()}))]}]
     if page == "gallery/index.md":
         strategies, bugs = examples()
         return [page, {"Strategies": [page_of(file) for file in strategies]}, {"Faults": [page_of(file) for file in bugs]}]
+    if page == PROVER and (ROOT / "docs" / "soundness.md").exists():  # `make campaign` writes it
+        return [page, {"Mutants": "soundness.md"}]
     return [page]
 
 
@@ -93,8 +96,8 @@ def operators():
     families = {}
     for row in rows():
         families.setdefault(row.kind, []).append(row)
-    pages = {f"operators/{name}.md": family(name, members) for name, members in families.items()}
-    listed = [(f"[{name}]({name}.md)", title_of(name), str(len(members))) for name, members in sorted(families.items())]
+    pages = {family_page(name): family(name, members) for name, members in families.items()}
+    listed = [(f"[{name}](lemmas-{name}.md)", title_of(name), str(len(members))) for name, members in sorted(families.items())]
     lines = [
         "# Operators by family",
         "",
@@ -105,6 +108,11 @@ def operators():
         *table(("family", "what is in it", "operators"), listed),
     ]
     return {"operators/index.md": "\n".join(lines), **pages}
+
+
+def family_page(name):
+    """One of the families is called index."""
+    return f"operators/lemmas-{name}.md"
 
 
 def family(name, members):
