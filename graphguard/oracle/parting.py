@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +68,6 @@ class _Search:
         self.makers = {value: node for node in sequential.nodes for value in node.outputs}
         self.of_ranks = [_Prints.of(map(_print, state.values.values())) for state in trial.ranks]
         self.sums = self._sums()
-        self.known: dict[Value, bool] = {}
         self.expected: dict[int, _Prints] = {}
 
     def run(self, element: Element) -> Parting | None:
@@ -98,20 +97,8 @@ class _Search:
     # ------------------------------------------------------------------ the sequential side
     def _sequential_break(self, output: Value) -> tuple[Node | None, Value]:
         """Back from an output, along what the ranks do not hold, to the first such tensor."""
-        value = output
-        while (node := self.makers.get(value)) is not None:
-            lost = next((operand for operand in node.operands() if not self._is_held(operand)), None)
-            if lost is None:
-                return (node, value) if not self._is_held(value) else (None, value)
-            value = lost
-        return None, value
-
-    def _is_held(self, value: Value) -> bool:
-        if value not in self.makers or value not in self.trial.sequential.values:
-            return True  # an input or a constant
-        if value not in self.known:
-            self.known[value] = self._find(self.trial.sequential.values[value])
-        return self.known[value]
+        values = self.trial.sequential.values
+        return _break(self.sequential, output, lambda value: value not in values or self._find(values[value]), values)
 
     def _find(self, tensor: torch.Tensor) -> bool:
         for placements in self._placements(tensor):
@@ -157,35 +144,26 @@ class _Search:
     # ------------------------------------------------------------------ the side of a rank
     def _rank_break(self, rank: int, output: Value) -> tuple[Node | None, Value]:
         """Back from an output of a rank, along what the sequential program does not have, to the first such tensor."""
-        makers = {value: node for node in self.joint.graphs[rank].nodes for value in node.outputs}
-        value, passed = output, set()
-        while (node := makers.get(value)) is not None and value not in passed:
-            passed.add(value)
-            lost = next((v for v in node.operands() if v in makers and not self._is_known(rank, v)), None)
-            if lost is None:
-                return (node, value) if not self._is_known(rank, value) else (None, value)
-            value = lost
-        return None, value
+        graph = self.joint.graphs[rank]
+        places = {v: (n, p) for n, node in enumerate(graph.nodes) for p, v in enumerate(node.outputs)}
+        return _break(graph, output, lambda value: self._is_known(rank, value, places), self.trial.ranks[rank].values)
 
-    def _is_known(self, rank: int, value: Value) -> bool:
+    def _is_known(self, rank: int, value: Value, places: Mapping[Value, tuple[int, int]]) -> bool:
         """Whether a rank's tensor is one of the sequential program, a tile, or a summand of one."""
         if rank not in self.expected:
             self.expected[rank] = _Prints.of(self._tiles(rank))
         state = self.trial.ranks[rank]
         if value not in state.values:
             return True
-        return self.expected[rank].has(_print(state.values[value])) or self._is_summand(rank, value)
+        return self.expected[rank].has(_print(state.values[value])) or self._is_summand(rank, places[value])
 
     def _tiles(self, lane: int) -> Iterator[Print]:
         for tensor in self.trial.sequential.values.values():
             for placements in self._placements(tensor):
                 yield _print(cut(tensor, self.grid.spans(tensor.shape, placements, lane)))
 
-    def _is_summand(self, rank: int, value: Value) -> bool:
+    def _is_summand(self, rank: int, place: tuple[int, int]) -> bool:
         if not self.sums:
-            return False
-        place = _place_of(self.joint.graphs[rank], value)
-        if place is None:
             return False
         number, position = place
         values = [graph.nodes[number].outputs[position] for graph in self.joint.graphs]
@@ -218,12 +196,41 @@ def _real(number: Number) -> float | None:
     return None if isinstance(number, complex) else float(number)
 
 
-def _place_of(graph: Graph, value: Value) -> tuple[int, int] | None:
-    for number, node in enumerate(graph.nodes):
-        for position, output in enumerate(node.outputs):
-            if output is value:
-                return number, position
-    return None
+def _break(
+    graph: Graph, output: Value, is_related: Callable[[Value], bool], values: Mapping[Value, torch.Tensor]
+) -> tuple[Node | None, Value]:
+    """Back from an output, along tensors that are not related, to the first of them and the operation that makes it.
+
+    A tensor that leads to a related one is no suspect: programs may differ on the way and agree again. Nor is a number that
+    only counts, or one that is the same everywhere.
+    """
+    makers = {value: node for node in graph.nodes for value in node.outputs}
+    users: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in node.operands():
+            users.setdefault(value, []).append(node)
+    fine: dict[Value, bool] = {}
+    for node in reversed(graph.nodes):
+        for value in node.outputs:
+            after = [result for user in users.get(value, ()) for result in user.outputs]
+            leads_back = any(fine.get(result, False) and _tells(values.get(result)) for result in after)
+            fine[value] = leads_back or not _tells(values.get(value)) or is_related(value)
+    value, passed = output, set()
+    while (made := makers.get(value)) is not None and value not in passed:
+        passed.add(value)
+        lost = next((operand for operand in made.operands() if not fine.get(operand, True)), None)
+        if lost is None:
+            return (made, value) if not fine[value] else (None, value)
+        value = lost
+    return None, value
+
+
+def _tells(tensor: torch.Tensor | None) -> bool:
+    """Whether numbers say anything of what they were made from: counts, and what is the same everywhere, do not."""
+    if tensor is None or not tensor.numel() or tensor.is_complex():
+        return tensor is not None and tensor.is_complex()
+    first = tensor.reshape(-1)[0]
+    return not bool((tensor == first).all()) if tensor.numel() > 1 else float(first) != round(float(first.nan_to_num(0.5)))
 
 
 def _print(tensor: torch.Tensor) -> Print:
