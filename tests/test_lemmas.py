@@ -35,6 +35,7 @@ def test_rows_say_what_torch_computes_of_whole_tensors_and_of_shards(portion: in
     ledger = audit(samples, examples=1, seed=0)
     assert [text for line in ledger.values() for text in line.wrong] == []
     assert [text for line in ledger.values() for text in line.refused] == []
+    assert [text for line in ledger.values() for text in line.weaker] == []  # what all other examples find is no fault
     assert sum(line.cases for line in ledger.values()) >= 20 * len(samples)
     assert ledger.functions <= FUNCTIONS.keys()  # else nothing would be evaluated
 
@@ -76,7 +77,7 @@ def describe_one(program: Any, **inputs: Spec) -> tuple[Interpreter, dict[str, A
 REFUSED = {
     "negative positions count from the end": (lambda x, i: x[i], {"x": X(6, 4), "i": N(3, low=-6, high=6)}),
     "several elements in one place": (lambda x, i: x.index_put((i,), x[:3]), {"x": X(6, 4), "i": N(3)}),
-    "several elements per row": (lambda x, i: x.scatter(1, i, 2.0), {"x": X(6, 4), "i": N(6, 2, high=4)}),
+    "a scatter to a part of the rows": (lambda x, i: x.scatter(1, i, 2.0), {"x": X(6, 4), "i": N(3, 1, high=4)}),
     "bits": (lambda i: i & 3, {"i": N(6)}),
     "exp of complex numbers": (lambda z: z.exp(), {"z": Spec((6, 2), torch.complex64)}),
     "powers of complex numbers": (lambda z: z * z.abs() + z**2, {"z": Spec((6, 2), torch.complex64)}),

@@ -42,7 +42,8 @@ from graphguard.relation import Input
 
 TOLERANCE = 1e-7
 BATCH = 24  # samples that are captured at once
-CONFIRMATIONS = 4  # runs on other numbers in which shards must make up the whole, before that counts
+CONFIRMATIONS = 8  # runs on other numbers in which shards must make up the whole, before that counts
+UNDEFINED = "not defined"
 Results = Mapping[Tensor, torch.Tensor]
 
 
@@ -309,9 +310,13 @@ class Examination:
             if not tainted.isdisjoint(node.operands()):
                 tainted.update(node.outputs)
                 continue
+            finite = all(bool(results[tensor].isfinite().all()) for tensor in node.operands() if tensor in results)
             for tensor in node.outputs:
-                wrong = self._difference(environment.get(tensor), results.get(tensor), lane)
+                wrong = self._difference(environment.get(tensor), results.get(tensor), lane, finite)
                 if wrong is None:
+                    continue
+                if wrong is UNDEFINED:
+                    tainted.add(tensor)
                     continue
                 if line is not None:
                     line.cases += 1
@@ -322,8 +327,9 @@ class Examination:
             if line is not None:
                 line.seconds += time.perf_counter() - begun
 
-    def _difference(self, described: Described | None, result: torch.Tensor | None, lane: int) -> str | None:
-        """How a result differs from what it is described as; empty if it does not, None if that cannot be said."""
+    def _difference(self, described: Described | None, result: torch.Tensor | None, lane: int, finite: bool) -> str | None:
+        """How a result differs from what it is described as; empty if it does not, None if that cannot be said. What makes
+        no number of finite ones, as 0 / 0, is not defined there, and nothing is claimed."""
         if not isinstance(described, Value) or result is None:
             return None
         held = as_array(result)
@@ -337,6 +343,8 @@ class Examination:
         if said.shape != held.shape:
             return f"described with the shape {said.shape}, not {held.shape}"
         apart = difference(said, held)
+        if finite and np.isnan(held).any():
+            return UNDEFINED
         if not apart.size or apart.max() <= TOLERANCE:
             return ""
         place = np.unravel_index(int(apart.argmax()), apart.shape)

@@ -109,9 +109,10 @@ class Example:
                 return
 
     def _takes(self, cut: Cut) -> bool:
-        """Whether the program accepts the shards. Some kernels do not look at shapes; their meta kernels do."""
+        """Whether the program accepts the shards. Meta kernels look at shapes where others do not; but at no positions."""
         lanes = [cut.local(self.full, lane) for lane in range(cut.lanes)]
-        return self._runs(lanes[0], "meta") and all(map(self._runs, lanes))
+        has_positions = any(spec.dtype in (torch.int64, torch.int32) for spec in self.sample.inputs.values())
+        return self._runs(lanes[0], "meta") and (not has_positions or all(map(self._runs, lanes)))
 
     def _dims(self) -> list[Dims]:
         """Each input along each dim, alone and together with all others that have the dim, counted from either end."""

@@ -182,6 +182,19 @@ sample(
     i=N(6, 1),
     y=X(6, 6),
 )
+sample(
+    "scatter_several",
+    lambda x, i, y: (
+        x.scatter(1, i, y),
+        x.scatter(1, i, 2.5),
+        x.scatter(1, x.topk(2)[1], y),
+        x.scatter(1, x.topk(2)[1], 3.0),
+        x.scatter(-1, x.argsort(1)[:, :2], y),
+    ),
+    x=X(6, 6),
+    i=N(6, 2),
+    y=X(6, 2),
+)
 sample("one_hot", lambda i: (F.one_hot(i, 7), F.one_hot(i[0], 6)), i=N(4, 6))
 sample(
     "index_select",

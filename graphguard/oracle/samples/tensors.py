@@ -396,6 +396,7 @@ sample(
         x.unbind(1)[2],
         x.chunk(3)[1],
         x.split([1, 5])[1],
+        *torch.split_with_sizes_copy(x, [1, 3], 1),
     ),
     x=X(6, 4),
 )
