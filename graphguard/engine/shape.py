@@ -35,18 +35,22 @@ def reshape(table: Table, value: Value, shape: Sequence[int]) -> Value:
 
 
 def _dim_of_rows(old: Sequence[Lane], new: Sequence[int]) -> int | None:
-    """The first dim that changes, if it becomes rows."""
+    """The first dim that changes, if it becomes rows, or is of rows that are put one behind the other."""
     dim = next((d for d, (a, b) in enumerate(zip(old, new, strict=False)) if not equal(a, b)), None)
-    if dim is None or not isinstance(old[dim], int) or not 1 < new[dim] <= MOST_ROWS or old[dim] % new[dim]:
+    if dim is None or not isinstance(old[dim], int) or not new[dim]:
         return None
-    return dim
+    fewer, more = sorted((int(old[dim]), new[dim]))
+    return dim if 1 < fewer <= MOST_ROWS and more % fewer == 0 else None
 
 
 def _row_by_row(table: Table, value: Value, shape: Sequence[int], dim: int) -> Value:
-    """A dim in pieces that becomes rows: the pieces may begin and end within rows, so it is cut into rows first."""
-    width = int(value.shape[dim]) // shape[dim]
-    parts = [cut(table, value, dim, n * width, (n + 1) * width) for n in range(shape[dim])]
-    return concat(table, [reshape(table, part, [*shape[:dim], 1, *shape[dim + 1 :]]) for part in parts], dim)
+    """A dim in pieces that becomes rows, or rows in pieces that become a dim: the pieces may begin and end within rows, so that
+    each row is taken by itself."""
+    size = int(value.shape[dim])
+    rows = min(size, shape[dim])
+    width, wide = size // rows, shape[dim] // rows
+    parts = [cut(table, value, dim, n * width, (n + 1) * width) for n in range(rows)]
+    return concat(table, [reshape(table, part, [*shape[:dim], wide, *shape[dim + 1 :]]) for part in parts], dim)
 
 
 def expand(table: Table, value: Value, shape: Sequence[Lane]) -> Value:

@@ -239,7 +239,8 @@ def describe(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
         return None
     if node.op.startswith("aten._foreach_"):
         return _describe_each(found, table, node, args, kwargs)
-    for name in [name for name in kwargs if name in node.writes and name not in _signature(found.describe).parameters]:
+    written = {name.split(".")[0] for name in node.writes}  # `out.1` is an element of the list `out`
+    for name in [name for name in kwargs if name in written and name not in _signature(found.describe).parameters]:
         del kwargs[name]  # of an `out=` tensor only the memory counts
     result = _described(found, table, node, args, kwargs)
     return result if isinstance(result, tuple) else (result,)

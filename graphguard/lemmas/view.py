@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -89,6 +90,13 @@ def every(c: Call, x: Value, dim: int, step: int) -> Value:
         return picked(c, x, dim, c.scale(c.arange(count), step))
     rows = c.reshape(x, [*x.shape[:dim], count, step, *x.shape[dim + 1 :]])
     return c.reshape(c.cut(rows, dim + 1, 0, 1), [*x.shape[:dim], count, *x.shape[dim + 1 :]])
+
+
+@row("aten.split_with_sizes_copy.default", "aten.split_with_sizes_copy.out", means="parts of a dim, one after the other")
+def split_with_sizes_copy(c: Call, x: Value, sizes: Sequence[int], dim: int = 0) -> tuple[Value, ...]:
+    dim = _dim(dim, c.rank())
+    ends = list(itertools.accumulate(sizes))
+    return tuple(c.cut(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
 @row("aten.select.int", means="one position of a dim", complex=True)
