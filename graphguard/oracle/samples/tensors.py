@@ -430,6 +430,13 @@ def _writes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _parts(x: torch.Tensor) -> list[torch.Tensor]:
+    first, rest = torch.empty(1, *x.shape[1:]), torch.empty(x.shape[0] - 1, *x.shape[1:])
+    torch.split_with_sizes_copy(x, [1, x.shape[0] - 1], 0, out=[first, rest])
+    return [first, rest]
+
+
+sample("split_copies", _parts, x=X(6, 4))
 sample("writes", _writes, x=X(6, 4), y=X(6, 4))
 sample(
     "pads",
