@@ -163,8 +163,9 @@ class _Reader:
         return items  # type: ignore[return-value]
 
     def _source(self, item: Any) -> Source:
-        file, line, function = item
-        return Source(self._text(file), self._natural(line), self._text(function))
+        file, line, function, caller = item
+        called = None if caller is None else self._source(caller)
+        return Source(self._text(file), self._natural(line), self._text(function), called)
 
     def _value(self, item: Any) -> Value:
         id, dtype, shape = item

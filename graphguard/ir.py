@@ -64,11 +64,23 @@ class Symbol(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where in the user's files a node comes from."""
+    """Where in the user's files a node comes from, and from where the function there was called."""
 
     file: str
     line: int
     function: str = ""
+    caller: Source | None = None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.file, self.line
+
+    def outwards(self) -> Iterator[Source]:
+        """The line, the line that called its function, and so on."""
+        source: Source | None = self
+        while source is not None:
+            yield source
+            source = source.caller
 
     def __str__(self) -> str:
         return f"{self.short_file}:{self.line}"

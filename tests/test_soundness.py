@@ -155,3 +155,85 @@ def test_nothing_to_verify_is_an_error():
     text = "the sequential program returns no tensor, so there is nothing to verify; return what the ranks should match"
     with pytest.raises(gg.UsageError, match=re.escape(text)):
         gg.verify(lambda x: None, lambda x: None, mesh={"tp": 2}, inputs=IDS)
+
+
+# ---------------------------------------------------------------------- masks, shifts and orders that are almost right
+INF = float("inf")
+SCORES = {"s": gg.Input((8, 8)), "v": gg.Input((8, 3))}
+
+
+def above_diagonal(rows, columns):
+    return torch.ones(rows, columns, dtype=torch.bool).triu(1)
+
+
+def causal(s, v):
+    return s.masked_fill(above_diagonal(8, 8), -INF).softmax(-1)[:4] @ v
+
+
+def cut_before_its_last_key(s, v):
+    s = s[:4, :3].masked_fill(above_diagonal(4, 3), -INF)
+    p = (s - s.amax(-1, keepdim=True)).exp()
+    return (p @ v[:3]) / p.sum(-1, keepdim=True)
+
+
+def rows_without_a_key(s, v):
+    s = s[:4, 4:].masked_fill(torch.ones(4, 4, dtype=torch.bool).tril(), -INF)
+    p = (s - s.amax(-1, keepdim=True)).exp()  # the last row has none left: nan
+    return (p @ v[4:]) / p.sum(-1, keepdim=True)
+
+
+def later_keys(s, v):
+    p = s[:4, 4:].masked_fill(torch.ones(4, 4, dtype=torch.bool).tril(), -INF).exp()
+    return (p @ v[4:]) / p.sum(-1, keepdim=True)
+
+
+def nothing(s, v):
+    return torch.zeros(8, 8)
+
+
+def exp_of_infinities_that_cancel(s, v):
+    hidden = torch.full((8, 8), -INF)
+    return (hidden - s.masked_fill(above_diagonal(8, 8), -INF)).exp()  # minus infinity minus itself
+
+
+def halves(s, v):
+    return torch.cat([s[:4].sum(0).tanh() * v[:, 0], s[4:].sum(0).tanh() * v[:, 0]])
+
+
+def halves_swapped(s, v):
+    return torch.cat([s[4:].sum(0).tanh() * v[:, 0], s[:4].sum(0).tanh() * v[:, 0]])
+
+
+@pytest.mark.parametrize(
+    ("sequential", "distributed"),
+    [
+        (causal, cut_before_its_last_key),
+        (later_keys, rows_without_a_key),
+        (nothing, exp_of_infinities_that_cancel),
+        (halves, halves_swapped),
+    ],
+)
+def test_masks_and_shifts_that_are_almost_right(sequential, distributed):
+    report = gg.verify(sequential, distributed, mesh={"tp": 2}, inputs=SCORES)
+    assert report.verdict != "verified"
+
+
+def ring_sum(x, weights):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = weights[0] * x.sum(0)
+    for step in range(1, size):
+        arriving = torch.empty_like(x)
+        messages = [dist.P2POp(dist.isend, x, (rank + 1) % size), dist.P2POp(dist.irecv, arriving, (rank - 1) % size)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        x = arriving
+        total = total + weights[step] * x.sum(0)
+    return total
+
+
+@pytest.mark.parametrize(("weights", "verdict"), [((1, 1, 1), "verified"), ((1, 1, 2), "refuted"), ((2, 1, 0), "refuted")])
+def test_a_ring_adds_every_block_once(weights, verdict):
+    report = gg.verify(
+        lambda x: x.sum(0), lambda x: ring_sum(x, weights), mesh={"cp": 3}, inputs={"x": gg.Input((6, 2), Shard(0))}
+    )
+    assert report.verdict == verdict

@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 import threading
+from types import CodeType, FrameType
 
 import torch
 import typing_extensions
@@ -32,6 +33,7 @@ _HIDDEN = (
 )
 # What called these is not the program's: a command line, a test runner.
 _ENTRIES = {os.path.join(_OURS, "capture", file) for file in ("program.py", "session.py")}
+MOST_CALLERS = 5  # lines of the user's that led to an operation, the nearest one included
 _BACKWARD_ENTRY = torch.autograd.graph._engine_run_backward.__code__
 
 
@@ -46,7 +48,7 @@ class SourceTracker:
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, Source] = {}
-        self._interned: dict[tuple[str, int], Source] = {}
+        self._interned: dict[tuple[str, int, Source | None], Source] = {}
         self._last: Source | None = None
 
     def here(self) -> tuple[Source | None, bool]:
@@ -72,17 +74,24 @@ class SourceTracker:
             self._by_sequence[torch.autograd._get_sequence_nr()] = source
 
     def _nearest(self, stop_at_engine: bool = False) -> Source | None:
-        frame = sys._getframe(2)
-        while frame is not None:
+        frame: FrameType | None = sys._getframe(2)
+        found: list[FrameType] = []
+        while frame is not None and len(found) < MOST_CALLERS:
             code = frame.f_code
             if (stop_at_engine and code is _BACKWARD_ENTRY) or code.co_filename in _ENTRIES:
-                return None
+                break
             if not code.co_filename.startswith(_HIDDEN):
-                key = (code.co_filename, frame.f_lineno)
-                source = self._interned.get(key)
-                if source is None:
-                    file = os.path.abspath(code.co_filename)
-                    source = self._interned[key] = Source(file, frame.f_lineno, code.co_name)
-                return source
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
+                found.append(frame)
+            frame = frame.f_back
+        source: Source | None = None
+        for each in reversed(found):
+            source = self._source(each.f_code, each.f_lineno, source)
+        return source
+
+    def _source(self, code: CodeType, line: int, caller: Source | None) -> Source:
+        key = (code.co_filename, line, caller)
+        source = self._interned.get(key)
+        if source is None:
+            file = os.path.abspath(code.co_filename)
+            source = self._interned[key] = Source(file, line, code.co_name, caller)
+        return source

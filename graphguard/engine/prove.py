@@ -29,6 +29,7 @@ from graphguard.findings import Finding
 from graphguard.holding import Holding
 from graphguard.ir import Graph, Mesh, Node
 from graphguard.joint import Joint
+from graphguard.lines import OwnLines
 
 if TYPE_CHECKING:
     from graphguard.expectation import Expectation
@@ -102,6 +103,7 @@ class _Prover:
         mesh = joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
         self.relator = Relator(Ops(found.table))
+        self.own_lines = OwnLines(sequential)
         self.localiser = Localiser(found, sequential, self.mesh, self.relator)
         self.lister = Lister(found, sequential, self.mesh, self.relator, self.localiser)
         self.proof = Proof(listing=self.lister.programs)
@@ -179,9 +181,9 @@ class _Prover:
             law=law_at(distributed, operands),
             holdings=telling(operands),
             sequential=None if sequential is None else sequential.source,
-            distributed=None if distributed is None else distributed.source,
+            distributed=self.own_lines.of(distributed.source),
             phase=None if node is None else "backward" if node.backward else "forward",
-            sources=tuple(s for s in (distributed.source if distributed else None, *place.others) if s is not None),
+            sources=tuple(s for s in (distributed.source, *place.others) if s is not None),
         )
 
     def _stopped(self, path: str, unknown: Unknown) -> Finding:
@@ -258,7 +260,7 @@ class _Prover:
             kind,
             message,
             sequential=before.source if before else None,
-            distributed=after.source if after else None,
+            distributed=self.own_lines.of(after.source) if after else None,
             phase=None if after is None else "backward" if after.backward else "forward",
             holdings=holdings,
         )

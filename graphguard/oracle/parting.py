@@ -17,11 +17,13 @@ import torch
 from graphguard.counterexample import Element, Number, Parting
 from graphguard.ir import Graph, Mesh, Node, Value
 from graphguard.joint import Joint
+from graphguard.lines import OwnLines
 from graphguard.oracle.grid import Grid, Placements, cut
 from graphguard.oracle.trial import Trial
 
 _MOST_ELEMENTS = 20_000_000  # of all tensors that are looked at
 _MOST_PLACEMENTS = 64
+_MOST_RANKS = 8  # that are looked at
 _NEAR = 1e-7
 Print = tuple[int, float, float]  # how many numbers, their size, their sum
 
@@ -75,8 +77,9 @@ class _Search:
         output, local = self.sequential.outputs[path], self.joint.graphs[rank].outputs[path]
         assert output is not None and local is not None
         before, made = self._sequential_break(output)
-        after, tensor = self._rank_break(rank, local)
+        rank, after, tensor = self._first_rank_break(rank, path)
         if before is None and after is None:  # all is held, to the end: what is wrong is how the output is
+            rank = element.rank
             before, made, tensor = self.makers.get(output), output, local
             after = next((node for node in self.joint.graphs[rank].nodes if local in node.outputs), None)
         if before is None and after is None:
@@ -88,7 +91,7 @@ class _Search:
         return Parting(
             operator=(before or after).op.removesuffix(".default"),  # type: ignore[union-attr]
             sequential=None if before is None else before.source,
-            distributed=None if after is None else after.source,
+            distributed=None if after is None else OwnLines(self.sequential).of(after.source),
             ranks=(rank,),
             expected=expected,
             actual=actual,
@@ -142,6 +145,19 @@ class _Search:
         return [_Prints.of(each) for each in prints]
 
     # ------------------------------------------------------------------ the side of a rank
+    def _first_rank_break(self, shown: int, path: str) -> tuple[int, Node | None, Value]:
+        """The rank that leaves the sequential program first: what others hold may be wrong because of what it sent."""
+        breaks = []
+        for rank in sorted({shown, *range(min(_MOST_RANKS, len(self.joint.graphs)))}):
+            graph = self.joint.graphs[rank]
+            local = graph.outputs.get(path)
+            if local is not None:
+                node, tensor = self._rank_break(rank, local)
+                place = len(graph.nodes) if node is None else next(n for n, each in enumerate(graph.nodes) if each is node)
+                breaks.append((place, rank != shown, rank, node, tensor))
+        _, _, rank, node, tensor = min(breaks, key=lambda each: each[:3])
+        return rank, node, tensor
+
     def _rank_break(self, rank: int, output: Value) -> tuple[Node | None, Value]:
         """Back from an output of a rank, along what the sequential program does not have, to the first such tensor."""
         graph = self.joint.graphs[rank]

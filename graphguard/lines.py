@@ -1,0 +1,17 @@
+"""Which lines are the ranks' own. A helper that both programs call is not where they part: the line that calls it is."""
+
+from __future__ import annotations
+
+from graphguard.ir import Graph, Source
+
+
+class OwnLines:
+    def __init__(self, sequential: Graph):
+        sources = {node.source for node in sequential.nodes if node.source is not None}
+        self._shared = {each.place for source in sources for each in source.outwards()}
+
+    def of(self, source: Source | None) -> Source | None:
+        """The nearest line that leads to an operation and that the sequential program does not run; else the line itself."""
+        if source is None:
+            return None
+        return next((each for each in source.outwards() if each.place not in self._shared), source)
