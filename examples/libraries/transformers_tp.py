@@ -1,0 +1,79 @@
+"""transformers: models with the library's own tensor-parallel plan (`tp_plan`), a train step with every gradient."""
+
+import torch
+import transformers
+from torch.distributed.tensor import Partial, Shard
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel, apply_tensor_parallelism
+
+import graphguard as gg
+
+VOCABULARY = 32
+
+
+def build(kind, **sizes):
+    """A small model: what is proved does not depend on how wide it is, but on how many layers and heads are split."""
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCABULARY, use_cache=False, **sizes,
+    )  # fmt: skip
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def loss(model, ids):
+    return model(input_ids=ids, labels=ids).loss
+
+
+def verify(kind, tp=2, change=lambda plan: plan, **sizes):
+    def distributed(mesh):
+        model = build(kind, **sizes)
+        return apply_tensor_parallelism(model, mesh["tp"], change(dict(model.tp_plan)))
+
+    return gg.verify_model(
+        sequential=lambda: build(kind, **sizes),
+        distributed=distributed,
+        step=gg.train_step(loss),
+        mesh={"tp": tp},
+        inputs={"ids": gg.Input((2, 8), dtype=torch.int64, low=0, high=VOCABULARY)},
+    )
+
+
+@gg.check
+def llama():
+    return verify("Llama")
+
+
+@gg.check
+def qwen2():
+    return verify("Qwen2")
+
+
+@gg.check
+def mistral():
+    return verify("Mistral")
+
+
+@gg.check
+def gpt_neox():
+    return verify("GPTNeoX")
+
+
+# ---------------------------------------------------------------------- faults in a copy of the plan
+def unreduced(plan):
+    """The MLP's second projection leaves each rank with its part of the sum."""
+    ALL_PARALLEL_STYLES.register("rowwise_unreduced", RowwiseParallel(input_layouts=Shard(-1), output_layouts=Partial()))
+    return plan | {"model.layers.*.mlp.down_proj": "rowwise_unreduced"}
+
+
+def unsynchronised(plan):
+    """Every rank has its own heads, but the norm of the queries is shared: its gradient must be summed."""
+    return plan | {"model.layers.*.self_attn.q_norm": "replicate"}
+
+
+@gg.check(expect="refuted")
+def llama_without_a_reduction():
+    return verify("Llama", change=unreduced)
+
+
+@gg.check(expect="refuted")
+def qwen3_without_a_gradient_sum():
+    return verify("Qwen3", change=unsynchronised, head_dim=4)
