@@ -1,8 +1,8 @@
 """transformers: models with the library's own tensor-parallel plan (`tp_plan`), a train step with every gradient."""
 
 import torch
-import transformers
 from torch.distributed.tensor import Partial, Shard
+from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel, apply_tensor_parallelism
 
 import graphguard as gg
@@ -12,11 +12,11 @@ VOCABULARY = 32
 
 def build(kind, **sizes):
     """A small model: what is proved does not depend on how wide it is, but on how many layers and heads are split."""
-    config = getattr(transformers, f"{kind}Config")(
+    config = kind.config_class(
         hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCABULARY, use_cache=False, **sizes,
     )  # fmt: skip
-    return transformers.AutoModelForCausalLM.from_config(config)
+    return kind(config)
 
 
 def loss(model, ids):
@@ -39,22 +39,22 @@ def verify(kind, tp=2, change=lambda plan: plan, **sizes):
 
 @gg.check
 def llama():
-    return verify("Llama")
+    return verify(LlamaForCausalLM)
 
 
 @gg.check
 def qwen2():
-    return verify("Qwen2")
+    return verify(Qwen2ForCausalLM)
 
 
 @gg.check
 def mistral():
-    return verify("Mistral")
+    return verify(MistralForCausalLM)
 
 
 @gg.check
 def gpt_neox():
-    return verify("GPTNeoX")
+    return verify(GPTNeoXForCausalLM)
 
 
 # ---------------------------------------------------------------------- faults in a copy of the plan
@@ -71,9 +71,9 @@ def unsynchronised(plan):
 
 @gg.check(expect="refuted")
 def llama_without_a_reduction():
-    return verify("Llama", change=unreduced)
+    return verify(LlamaForCausalLM, change=unreduced)
 
 
 @gg.check(expect="refuted")
 def qwen3_without_a_gradient_sum():
-    return verify("Qwen3", change=unsynchronised, head_dim=4)
+    return verify(Qwen3ForCausalLM, change=unsynchronised, head_dim=4)
