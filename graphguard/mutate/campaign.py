@@ -92,11 +92,13 @@ def run(cases: Sequence[Any], plan: Plan) -> Result:
     while found and len(result.mutants) < plan.mutants and time.time() < plan.until:
         found = False
         for case in cases:
+            if len(result.mutants) >= plan.mutants or time.time() >= plan.until:
+                break
             if case.name not in herds:
                 herds[case.name] = _herd(case, plan.seed)
                 result.checks += herds[case.name] is not None
             herd = herds[case.name]
-            if herd is None or len(result.mutants) >= plan.mutants or time.time() >= plan.until:
+            if herd is None:
                 continue
             mutants, rewrites = herd.turn(plan.limit, plan.rewrites / max(1, plan.mutants))
             found = found or bool(mutants)
@@ -209,7 +211,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     print(as_report(result.mutants, result.rewrites))
     if options.write:
         command = f"python -m graphguard.mutate.campaign {' '.join(given)}"
-        text = page(result.mutants, result.rewrites, command, time.time() - begun, result.checks)
+        seconds = time.time() - begun
+        text = page(result.mutants, result.rewrites, command, seconds, result.checks, options.mutants)
         Path(options.write).write_text(text, encoding="utf-8")
     return 1 if table.unsound([*result.mutants, *result.rewrites]) else 0
 

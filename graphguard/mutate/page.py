@@ -64,7 +64,10 @@ catch if somebody broke the program. It exits with 1 if a false proof is found; 
 """
 
 
-def page(mutants: Sequence[Outcome], rewrites: Sequence[Outcome], command: str, seconds: float, checks: int) -> str:
+def page(
+    mutants: Sequence[Outcome], rewrites: Sequence[Outcome], command: str, seconds: float, checks: int, asked: int = 0
+) -> str:
+    """`asked` is how many mutants there should have been: where there are fewer, the page says so."""
     from graphguard.mutate.specimen import TRIALS
 
     rows, others = table.rows(mutants, KINDS), table.rows(rewrites, REWRITES)
@@ -77,7 +80,7 @@ def page(mutants: Sequence[Outcome], rewrites: Sequence[Outcome], command: str, 
         commit=_commit(),
         minutes=f"{seconds / 60:.0f}",
         checks=checks,
-        mutants=f"{every.total:,}",
+        mutants=f"{every.total:,}" + (f", of {asked:,} that were asked for" if every.total < asked else ""),
         rewrites=f"{rewritten.total:,}",
         unsound=every.unsound + rewritten.unsound,
         unproven=table.share(every.incomplete, equal),
