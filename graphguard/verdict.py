@@ -14,6 +14,7 @@ from graphguard.ir import Graph, values_in
 from graphguard.report import Report
 
 if TYPE_CHECKING:
+    from graphguard.counterexample import Parting
     from graphguard.oracle.judge import Judgement
 
 REAL_ARITHMETIC = "real arithmetic: numbers are not rounded and do not overflow"
@@ -63,21 +64,28 @@ def _told(findings: Iterable[Finding], judgement: Judgement) -> list[Finding]:
 
 
 def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding]:
-    """Where values part in the execution is named second, if the proof lost the relation elsewhere."""
-    parting = None if judgement.counterexample is None else judgement.counterexample.parting
-    if parting is None or parting.distributed is None or parting.distributed in [f.distributed for f in findings[:2]]:
+    """A second place to look: where values part in the execution, or else where the first finding's value is used next."""
+    first = findings[0]
+    here = first.distributed
+    if here is None:
         return findings
+    parting = None if judgement.counterexample is None else judgement.counterexample.parting
+    if parting is not None and parting.distributed is not None and parting.distributed.place != here.place:
+        apart = _parted(parting)
+    else:
+        other = next((source for source in first.sources if source.place != here.place), None)
+        if other is None:
+            return findings
+        message = f"{first.output}: beside the line above, the value passes here" if first.output else "the value passes here"
+        apart = replace(first, kind="relation-lost", message=message, distributed=other, sources=(), law=None, holdings=())
+    return [first, apart, *findings[1:]]
+
+
+def _parted(parting: Parting) -> Finding:
     message = f"{parting.operator}: in an execution, values part here first"
     if parting.expected is not None and parting.actual is not None:
         message += f": {parting.actual:.7g} where the sequential program has {parting.expected:.7g}"
-    apart = Finding(
-        "relation-lost",
-        message,
-        parting.ranks,
-        sequential=parting.sequential,
-        distributed=parting.distributed,
-    )
-    return [*findings[:1], apart, *findings[1:]]
+    return Finding("relation-lost", message, parting.ranks, sequential=parting.sequential, distributed=parting.distributed)
 
 
 def _suited(finding: Finding, path: str, judgement: Judgement) -> Finding:

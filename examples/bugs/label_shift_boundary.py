@@ -57,7 +57,7 @@ def fixed():
     return verify(cp_fixed, placement=Shard(0))
 
 
-@gg.check(expect="unproven")  # not decided yet: an index that comes from two tensors, a label and the padding
+@gg.check
 def by_ignoring():
     return verify(cp_ignoring, local=lambda labels, coord: F.pad(labels[1:], (0, 1), value=IGNORED).chunk(2)[coord["cp"]])
 

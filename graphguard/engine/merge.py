@@ -17,7 +17,19 @@ import numpy as np
 from graphguard.engine.lane import Lane, collapse, equal, everywhere, varies
 from graphguard.engine.order import lanes_in, numbers_of, sorted_by_lane, start_of, with_numbers
 from graphguard.engine.table import Table
-from graphguard.engine.term import Factor, Index, Range, Term, Undescribed, Variable, extent, stride_order, substitute
+from graphguard.engine.term import (
+    STEP,
+    Factor,
+    Index,
+    Range,
+    Term,
+    Undescribed,
+    Variable,
+    bounds,
+    extent,
+    stride_order,
+    substitute,
+)
 
 Names = dict[Variable, Variable]
 MOST_TERMS = 32
@@ -93,9 +105,10 @@ def _insert(table: Table, result: list[Term], term: Term, pairs: bool) -> None:
     """Add a term, joined with those that it continues; with `pairs`, also with one that lies at a distance."""
     mine = signature(term)
     for place, other in enumerate(result):
+        pair: tuple[Term, Term] | None = (other, term)
         if signature(other) != mine:
-            continue
-        joined = _joined(table, other, term, pairs)
+            pair = _both_stepped(other, term)
+        joined = None if pair is None else _joined(table, *pair, pairs and pair[0] is other and pair[1] is term)
         if joined is not None:
             del result[place]
             settled = table.settle(joined) if joined.coefficient else None
@@ -103,6 +116,29 @@ def _insert(table: Table, result: list[Term], term: Term, pairs: bool) -> None:
                 _insert(table, result, settled, pairs)
             return
     result.append(term)
+
+
+def _both_stepped(a: Term, b: Term) -> tuple[Term, Term] | None:
+    """Two terms of which one has a step more, which is 1 on all of the other: a block that a causal mask leaves whole."""
+    if len(a.factors) < len(b.factors):
+        stepped = _stepped(b, a)
+        return None if stepped is None else (stepped, b)
+    stepped = _stepped(a, b)
+    return None if stepped is None else (a, stepped)
+
+
+def _stepped(model: Term, term: Term) -> Term | None:
+    steps = [factor for factor in model.factors if factor.atom is STEP]
+    if not steps or any(factor.atom is STEP for factor in term.factors):
+        return None
+    bare = model.with_(factors=tuple(factor for factor in model.factors if factor.atom is not STEP))
+    if signature(bare) != signature(term):
+        return None
+    for names, other in matches(bare, term):
+        added = substitute(steps, {v: Index(((w, 1),)) for v, w in names.items()})
+        if all(everywhere(bounds(step.at[0], term.ranges)[0] > 0) for step in added):
+            return term.with_(factors=(*added, *other.factors))
+    return None
 
 
 def signature(term: Term) -> list[tuple[int, Fraction]]:

@@ -27,7 +27,7 @@ from graphguard.engine.unknown import Described, Unknown
 from graphguard.engine.value import same, taken
 from graphguard.findings import Finding
 from graphguard.holding import Holding
-from graphguard.ir import Graph, Mesh, Node
+from graphguard.ir import Graph, Mesh, Node, Source
 from graphguard.joint import Joint
 from graphguard.lines import OwnLines
 
@@ -183,8 +183,27 @@ class _Prover:
             sequential=None if sequential is None else sequential.source,
             distributed=self.own_lines.of(distributed.source),
             phase=None if node is None else "backward" if node.backward else "forward",
-            sources=tuple(s for s in (distributed.source, *place.others) if s is not None),
+            sources=self._lines_around(distributed, place.others),
         )
+
+    def _lines_around(self, node: Node, origins: Sequence[Source]) -> tuple[Source, ...]:
+        """The line of an operation, the one that first uses its result elsewhere, and those that its operands come from."""
+        lines = [self.own_lines.of(source) for source in (node.source, self._first_use(node), *origins)]
+        found = {line.place: line for line in reversed(lines) if line is not None}
+        return tuple(reversed(found.values()))
+
+    def _first_use(self, node: Node) -> Source | None:
+        """The line on which the result of a rank's operation is first used, if that is another one."""
+        graph = next(graph for graph in self.joint.graphs if any(each is node for each in graph.nodes))
+        here, reached = self.own_lines.of(node.source), set(node.outputs)
+        for each in graph.nodes:
+            if here is not None and each.source is not None and any(value in reached for value in each.operands()):
+                beside = (s for s in each.source.outwards() if (s.file, s.function) == (here.file, here.function))
+                line = next(beside, self.own_lines.of(each.source))
+                if line is not None and line.place != here.place:
+                    return line
+                reached.update(each.outputs)
+        return None
 
     def _stopped(self, path: str, unknown: Unknown) -> Finding:
         return self._located("relation-lost", path, f"{path} has no description: {unknown.reason}")
@@ -235,7 +254,7 @@ class _Prover:
             if self.relator.fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
                 if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
                     return self._scaled_copies(path)
-                return relation_of(path, placements, output, self._type(path))
+                return replace(relation_of(path, placements, output, self._type(path)), note=None)
         elif expectation.graphs is not None and self._follows(whole, output, expectation.graphs):
             return Relation(path, f"{path} is as {expectation.text} says, on every rank")
         other = self._infer(path, whole, output)

@@ -285,6 +285,3 @@ def waiting_faults():
 CASES = [
     *norm_cases(), *norm_faults(), waiting_case("no-sync", waiting, 2), waiting_case("no-sync", waiting, 4), *waiting_faults(),
 ]  # fmt: skip
-NOT_LOCATED = {
-    "batch-fault-count", "batch-fault-backward", "batch-fault-not-divided", "batch-fault-zeroed", "batch-fault-remainder",
-}  # fmt: skip

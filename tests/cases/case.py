@@ -34,10 +34,10 @@ class Case:
     fault: str | None = None
 
     def __post_init__(self) -> None:
-        if self.expect not in ("verified", "unproven"):
+        if self.expect not in ("verified", "refuted"):
             raise ValueError(f"{self.name}: expect is {self.expect!r}")
-        if (self.fault is not None) != (self.expect == "unproven"):
-            raise ValueError(f"{self.name}: a fault, and nothing else, is expected to stay unproven")
+        if (self.fault is not None) != (self.expect == "refuted"):
+            raise ValueError(f"{self.name}: a fault, and nothing else, is expected to be refuted")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -69,4 +69,4 @@ def faulty(case: Case, name: str, distributed: Program, fault: str, *, stated: t
     paths = tuple(case.relation) if stated == ("*",) else stated
     fields = {key: getattr(case, key) for key in ("sequential", "mesh", "inputs", "relation", "local_inputs")} | changed
     outputs = {path: fields["relation"][path] for path in paths}
-    return Case(name, distributed=distributed, outputs=outputs, expect="unproven", fault=f"# fault: {fault}", **fields)
+    return Case(name, distributed=distributed, outputs=outputs, expect="refuted", fault=f"# fault: {fault}", **fields)

@@ -13,37 +13,6 @@ from graphguard import Input, Shard
 BATCH, HEADS, SEQUENCE, HEAD = 2, 2, 8, 4
 SCALE = 1 / math.sqrt(HEAD)
 WINDOW = 3
-NOT_LOCATED = frozenset(
-    {
-        "context-fault-not-rescaled",
-        "context-fault-mean-of-blocks",
-        "context-fault-stale-values",
-        "context-fault-one-step-short",
-        "context-fault-named-backwards",
-        "context-fault-no-homecoming",
-        "context-fault-local-mask",
-    }
-)
-NOT_YET = frozenset(
-    {
-        "context-ring-sigmoid-2",
-        "context-ring-causal-p2p-2",
-        "context-ring-causal-gather-2",
-        "context-ring-causal-log-2",
-        "context-ring-step-causal-2",
-        "context-gathered-window-2",
-        "context-ring-parity-4",
-        "context-ring-log-4",
-        "context-ring-sigmoid-4",
-        "context-ring-causal-p2p-4",
-        "context-ring-causal-gather-4",
-        "context-ring-causal-log-4",
-        "context-ring-step-4",
-        "context-ring-step-causal-4",
-        "context-ring-step-batched-4",
-        "context-gathered-window-4",
-    }
-)
 
 
 def leaves(*tensors):

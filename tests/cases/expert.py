@@ -307,5 +307,3 @@ def dense_faults():
 
 
 CASES = [*dense_cases(), *dense_faults()]
-NOT_YET = {"expert-capacity-ep2", "expert-capacity-ep4"}
-NOT_LOCATED = {"expert-fault-by-rank", "expert-fault-summed", "expert-fault-no-copy", "expert-fault-slots"}

@@ -482,8 +482,3 @@ def mesh_faults():
 
 
 CASES = [*correct(), *loss_faults(), *mesh_faults()]
-NOT_LOCATED = {
-    "expert-fault-summed-fractions", "expert-fault-calm", "expert-fault-cut-sequences", "expert-fault-all", "expert-fault-axis",
-    "expert-fault-shared", "expert-fault-norm", "expert-fault-reduced", "expert-fault-router-copies",
-    "expert-fault-first-slots", "expert-fault-gates",
-}  # fmt: skip

@@ -385,7 +385,3 @@ def faults():
 
 
 CASES = [*correct(), *faults()]
-NOT_LOCATED = {
-    "heads-fault-rotary-key", "heads-fault-copied-twice", "heads-fault-scale-gradient", "heads-fault-same-slopes",
-    "heads-fault-fewer-slopes", "heads-fault-part-summed",
-}  # fmt: skip

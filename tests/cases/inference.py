@@ -10,23 +10,6 @@ from cases.case import Case, faulty
 from cases.regions import gather_last
 from graphguard import Input, Shard
 
-NOT_LOCATED = frozenset(
-    {
-        "inference-fault-lagging",
-        "inference-fault-overwriting",
-        "inference-fault-forgetful",
-        "inference-fault-rotated-again",
-        "inference-fault-half-reduced",
-        "inference-fault-parts-added",
-        "inference-fault-new-token-everywhere",
-    }
-)
-NOT_YET = frozenset(
-    {
-        "inference-decode-by-log-2",
-        "inference-decode-by-log-4",
-    }
-)
 BATCH, PROMPT, FEATURES, HEAD, VOCABULARY = 2, 3, 6, 2, 8
 SCALE = 1 / math.sqrt(HEAD)
 

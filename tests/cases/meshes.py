@@ -9,17 +9,6 @@ from cases.case import Case, faulty
 from cases.regions import copy_to, gather_first, reduce_from, reduce_scatter_first
 from graphguard import Input, Shard
 
-NOT_LOCATED = frozenset(
-    {
-        "meshes-fault-divided-by-inner",
-        "meshes-fault-gathered-across",
-        "meshes-fault-never-across",
-        "meshes-fault-order-of-gathering",
-        "meshes-fault-no-copy",
-        "meshes-fault-position-of-another-axis",
-    }
-)
-NOT_YET: frozenset[str] = frozenset()
 BATCH, SEQUENCE, FEATURES, HIDDEN, LAYERS, MICROBATCHES = 8, 4, 3, 4, 4, 2
 
 

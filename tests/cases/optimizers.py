@@ -179,4 +179,3 @@ def faults():
 
 
 CASES = [*correct(), *faults()]
-NOT_LOCATED = {"optimizers-fault-rows", "optimizers-fault-sum-of-means", "optimizers-fault-clipped"}

@@ -301,5 +301,3 @@ def faults():
 
 
 CASES = [*correct(), *faults()]
-NOT_YET = {f"padding-{name}-{sizes}" for name in ("words", "words-early") for sizes in ("5-on-2", "10-on-4", "6-on-4")}
-NOT_LOCATED = {"padding-fault-mean", "padding-fault-copies"}

@@ -10,17 +10,6 @@ from cases.case import Case, faulty
 from graphguard import Input, Shard
 
 LAYERS, WIDTH, FEATURES, CLASSES, BATCH, MICROBATCHES = 4, 4, 3, 5, 8, 4
-NOT_LOCATED = frozenset(
-    {
-        "pipeline-fault-unscaled",
-        "pipeline-fault-mixed-microbatches",
-        "pipeline-fault-forgets",
-        "pipeline-fault-wrong-tensor",
-        "pipeline-fault-last-loss",
-        "pipeline-fault-interleaved-order",
-    }
-)
-NOT_YET: frozenset[str] = frozenset()
 
 
 def blocks(x, w, b):

@@ -8,21 +8,6 @@ from cases.case import Case, faulty
 from graphguard import Input, Shard
 
 VOCABULARY = 5
-NOT_LOCATED = frozenset(
-    {
-        "positions-fault-local-angles",
-        "positions-fault-strided-angles",
-        "positions-fault-own-labels",
-        "positions-fault-far-labels",
-    }
-)
-NOT_YET = frozenset(
-    {
-        "positions-labels-before-2",
-        "positions-labels-before-4",
-        "positions-labels-before-8",
-    }
-)
 
 
 def leaves(*tensors):

@@ -236,5 +236,3 @@ def faults():
 
 
 CASES = [*correct(), *faults()]
-NOT_YET = {"routes-unequal-ep2", "routes-unequal-ep4"}
-NOT_LOCATED = {"routes-fault-inverse", "routes-fault-grouping"}

@@ -410,7 +410,3 @@ def update_faults():
 CASES = [
     *count_cases(), *count_faults(), *clip_cases(), *clip_faults(), *update_cases(), *update_faults(),
 ]  # fmt: skip
-NOT_LOCATED = {
-    "step-fault-places", "step-fault-mean-count", "step-fault-local-norm", "step-fault-added-norms", "step-fault-clipped-early",
-    "step-fault-replicas-norm", "step-fault-whole-norm", "step-fault-orthogonal-shards",
-}  # fmt: skip

@@ -474,6 +474,3 @@ CASES = [
     *bias_cases(), *bias_faults(), *adapter_cases(), *adapter_faults(), *product_cases(), *product_faults(),
     *chunk_cases(), *chunk_faults(),
 ]  # fmt: skip
-NOT_LOCATED = {
-    "tensor-fault-adapter-twice", "tensor-fault-product-axis", "tensor-fault-product-layers", "tensor-fault-chunk-order",
-}  # fmt: skip

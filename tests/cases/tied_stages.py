@@ -9,12 +9,6 @@ from cases.pipeline import BATCH, LAYERS, MICROBATCHES, WIDTH, Stage, blocks, gp
 from graphguard import Input, Shard
 
 VOCABULARY, SEQUENCE = 6, 3
-NOT_LOCATED = frozenset(
-    {
-        "tied-stages-fault-untied",
-    }
-)
-NOT_YET: frozenset[str] = frozenset()
 
 
 def language_step(tokens, labels, table, w, b):

@@ -7,13 +7,6 @@ from cases.case import Case, faulty
 from cases.context import SCALE, attention_inputs, full_forward
 from graphguard import Shard
 
-NOT_YET: frozenset[str] = frozenset()
-NOT_LOCATED = frozenset(
-    {
-        "ulysses-ring-fault-inside",
-    }
-)
-
 
 def exchanged(x, cut, join, group):
     sent = [part.contiguous() for part in x.chunk(dist.get_world_size(group), cut)]

@@ -397,8 +397,3 @@ def faults():
 
 
 CASES = [*[case for size, steps in ((2, 2), (4, 1)) for case in correct(size, steps)], *faults()]
-NOT_YET = {case.name for case in CASES if case.name.startswith("zero-flat-adam")}
-NOT_LOCATED = {
-    "zero-fault-neighbour", "zero-fault-summed", "zero-fault-not-reduced", "zero-fault-local-steps", "zero-fault-packed",
-    "zero-fault-shared-state",
-}  # fmt: skip

@@ -19,28 +19,6 @@ from cases.context import (
 )
 from cases.regions import gather_first, reduce_scatter_first
 
-NOT_YET = frozenset(
-    {
-        "zigzag-ring-2",
-        "zigzag-halves-2",
-        "zigzag-gathered-2",
-        "zigzag-gathered-step-2",
-        "zigzag-step-2",
-        "zigzag-ring-4",
-        "zigzag-halves-4",
-        "zigzag-gathered-4",
-        "zigzag-gathered-step-4",
-        "zigzag-step-4",
-    }
-)
-NOT_LOCATED = frozenset(
-    {
-        "zigzag-fault-mask",
-        "zigzag-fault-later-blocks",
-        "zigzag-fault-order",
-    }
-)
-
 
 def zigzag(size, dim=2):
     def layout(full, coord):
