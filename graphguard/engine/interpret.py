@@ -183,8 +183,8 @@ class Interpreter:
         for node in graph.nodes:
             args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
             for tensor, result in zip(node.outputs, self.describe(node, args, kwargs, 1), strict=False):
-                if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1:
-                    result = self._as_atom(result)
+                if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1 and tensor.dtype != "bool":
+                    result = self._as_atom(result)  # a mask stays open: its complement is simple
                 environment[tensor] = result
         return environment
 
