@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -117,6 +117,17 @@ def sums_at_the_border_of_a_module():
 @gg.check
 def with_loss_parallel():
     return verify(SPLIT_LOSS, step=split_loss_step)
+
+
+def clipped_step(model, ids, labels):
+    outputs = gg.train_step(loss)(model, ids=ids, labels=labels)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return {"norm": norm.full_tensor() if isinstance(norm, DTensor) else norm, **outputs}
+
+
+@gg.check(expect="unproven")
+def with_clipped_gradients():
+    return verify(TENSOR, step=clipped_step)
 
 
 # ---------------------------------------------------------------------- faults in a copy of the plan

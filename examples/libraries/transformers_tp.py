@@ -12,11 +12,9 @@ VOCABULARY = 32
 
 def build(kind, **sizes):
     """A small model: what is proved does not depend on how wide it is, but on how many layers and heads are split."""
-    config = kind.config_class(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCABULARY, use_cache=False, **sizes,
-    )  # fmt: skip
-    return kind(config)
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": VOCABULARY, "use_cache": False}  # fmt: skip
+    return kind(kind.config_class(**{**small, **sizes}))
 
 
 def loss(model, ids):
@@ -43,6 +41,11 @@ def llama():
 
 
 @gg.check
+def llama_on_eight_ranks():
+    return verify(LlamaForCausalLM, tp=8, num_attention_heads=8, num_key_value_heads=8, hidden_size=32, num_hidden_layers=2)
+
+
+@gg.check
 def qwen2():
     return verify(Qwen2ForCausalLM)
 
@@ -55,6 +58,11 @@ def mistral():
 @gg.check
 def gpt_neox():
     return verify(GPTNeoXForCausalLM)
+
+
+@gg.check(expect="unproven")
+def qwen3():
+    return verify(Qwen3ForCausalLM, head_dim=4)
 
 
 # ---------------------------------------------------------------------- faults in a copy of the plan

@@ -1,0 +1,86 @@
+"""Libraries as they are shipped: what they distribute is proved, and a fault that is put in is refuted and located."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from graphguard.checks import find_checks
+
+FOLDER = Path(__file__).parent.parent / "examples" / "libraries"
+NEEDS = {"transformers_tp": "transformers", "megatron_gpt": "megatron.core.models.gpt.gpt_layer_specs"}
+# One check of each kind: the others differ from these in the plan or the mesh only, and `graphguard verify` runs them all.
+PROVED = [
+    "torch_tensor_parallel::with_loss_parallel",
+    "torch_data_parallel::data_parallel",
+    "torch_fully_shard::over_tensor_parallelism",
+    "torch_pipelining::interleaved",
+    "transformers_tp::llama",
+    "megatron_gpt::gated_transformer_layer",
+    "megatron_gpt::head_and_cross_entropy",
+]
+# By fault: the kind of the first finding that locates it, the file and the words of the line.
+LOCATED = {
+    "torch_tensor_parallel::row_parallel_without_a_reduction": (
+        "unexplained-output", "torch_tensor_parallel.py", "x = x + self.mlp(self.norm2(x))",
+    ),
+    "torch_fully_shard::gradients_are_summed": (
+        "unexplained-output", "torch_tensor_parallel.py", "x = x + self.mlp(self.norm2(x))",
+    ),
+    "torch_pipelining::gradients_of_microbatches_are_added_unscaled": (
+        "unexplained-output", "torch_pipelining.py", "run.step(",
+    ),
+    "transformers_tp::qwen3_without_a_gradient_sum": (
+        "unexpected-relation", "tensor_parallel.py", "output = original_forward(*args, **kwargs)",
+    ),
+    "megatron_gpt::norm_gradients_are_not_summed": ("unexpected-relation", "transformer_layer.py", "layernorm"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)  # as when the file is run: one imports another
+
+
+@cache
+def report_of(name):
+    file, check = name.split("::")
+    if file in NEEDS:
+        pytest.importorskip(NEEDS[file])
+    (found,) = find_checks(f"{FOLDER / file}.py::{check}")
+    return found.function()
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_a_library_is_proved_with_the_loss_and_every_gradient(name):
+    report = report_of(name)
+    assert report.verdict == "verified", report
+    assert "loss" in report.relation and any(path.startswith("grads.") for path in report.relation)
+
+
+@pytest.mark.parametrize("name", LOCATED)
+def test_a_seeded_fault_is_refuted_and_located(name):
+    kind, file, words = LOCATED[name]
+    report = report_of(name)
+    assert report.verdict == "refuted" and report.counterexample is not None
+    finding = report.findings[0]
+    where = finding.distributed
+    assert (finding.kind, Path(where.file).name) == (kind, file), finding
+    assert words in Path(where.file).read_text().splitlines()[where.line - 1]
+
+
+def test_the_relation_of_every_parameter_is_found_as_the_library_marks_it():
+    found = report_of("megatron_gpt::gated_transformer_layer").parameters
+    assert found["decoder.layers.0.mlp.linear_fc1.weight"] == "_StridedShard(dim=0, sf=2), by its tensor_model_parallel mark"
+    assert found["decoder.layers.0.mlp.linear_fc2.weight"] == "Shard(1) on tp, by its tensor_model_parallel mark"
+    found = report_of("transformers_tp::llama").parameters
+    assert found["model.layers.0.self_attn.q_proj.weight"] == "Shard(0) on tp, by its DTensor placements"
+    assert found["model.norm.weight"] == "Replicate, as its shape is the sequential one's"
+
+
+def test_the_table_has_every_check():
+    table = (FOLDER / "README.md").read_text()
+    for file in sorted(FOLDER.glob("*.py")):
+        for name in re.findall(r"@gg\.check[^\n]*\ndef (\w+)", file.read_text()):
+            assert f"`{name}`" in table, f"{file.stem}::{name}"
