@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphguard.ir import Graph, Source
+from graphguard.ir import Graph, Node, Source
 
 
 class OwnLines:
@@ -15,3 +15,7 @@ class OwnLines:
         if source is None:
             return None
         return next((each for each in source.outwards() if each.place not in self._shared), source)
+
+    def at(self, node: Node) -> Source | None:
+        """Where an operation of the ranks is named: at their own line; a gradient, at the line whose gradient it is."""
+        return node.source if node.backward else self.of(node.source)

@@ -181,16 +181,16 @@ class _Prover:
             law=law_at(distributed, operands),
             holdings=telling(operands),
             sequential=None if sequential is None else sequential.source,
-            distributed=self.own_lines.of(distributed.source),
+            distributed=self.own_lines.at(distributed),
             phase=None if node is None else "backward" if node.backward else "forward",
             sources=self._lines_around(distributed, place.others),
         )
 
     def _lines_around(self, node: Node, origins: Sequence[Source]) -> tuple[Source, ...]:
-        """The line of an operation, the one that first uses its result elsewhere, and those that its operands come from."""
-        lines = [self.own_lines.of(source) for source in (node.source, self._first_use(node), *origins)]
-        found = {line.place: line for line in reversed(lines) if line is not None}
-        return tuple(reversed(found.values()))
+        """Where an operation is named, its other line, where its result is first used, and where its operands come from."""
+        own = [self.own_lines.of(source) for source in (self._first_use(node), *origins)]
+        lines = [self.own_lines.at(node), self.own_lines.of(node.source), node.source, *own]
+        return tuple({line.place: line for line in lines if line is not None}.values())
 
     def _first_use(self, node: Node) -> Source | None:
         """The line on which the result of a rank's operation is first used, if that is another one."""
@@ -279,7 +279,7 @@ class _Prover:
             kind,
             message,
             sequential=before.source if before else None,
-            distributed=self.own_lines.of(after.source) if after else None,
+            distributed=self.own_lines.at(after) if after else None,
             phase=None if after is None else "backward" if after.backward else "forward",
             holdings=holdings,
         )

@@ -91,7 +91,7 @@ class _Search:
         return Parting(
             operator=(before or after).op.removesuffix(".default"),  # type: ignore[union-attr]
             sequential=None if before is None else before.source,
-            distributed=None if after is None else OwnLines(self.sequential).of(after.source),
+            distributed=None if after is None else OwnLines(self.sequential).at(after),
             ranks=(rank,),
             expected=expected,
             actual=actual,
