@@ -76,13 +76,8 @@ def _found(outcome: Outcome) -> str:
 
 
 def named_lines(report: Report) -> tuple[tuple[str, int], ...]:
-    """The lines of the distributed program that the findings name, in their order, each once."""
-    named: dict[tuple[str, int], None] = {}
-    for finding in report.findings:
-        for source in (finding.distributed, *finding.sources):
-            if source is not None:
-                named.setdefault((source.file, source.line))
-    return tuple(named)
+    """The lines of the ranks' programs at which the findings are, the most telling first."""
+    return tuple(dict.fromkeys(finding.distributed.place for finding in report.findings if finding.distributed is not None))
 
 
 def source_text(file: str, line: int) -> str:

@@ -72,6 +72,12 @@ def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding
     parting = None if judgement.counterexample is None else judgement.counterexample.parting
     if parting is not None and parting.distributed is not None and parting.distributed.place != here.place:
         apart = _parted(parting)
+        if first.kind == "unexplained-output" and not first.sources:  # a wrong scale: the proof sees it at the end alone
+            return [
+                replace(first, sequential=apart.sequential, distributed=apart.distributed, sources=(here,)),
+                replace(apart, sequential=first.sequential, distributed=here, message="the wrong scale is still there"),
+                *findings[1:],
+            ]
     else:
         other = next((source for source in first.sources if source.place != here.place), None)
         if other is None:

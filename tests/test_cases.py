@@ -90,7 +90,7 @@ def test_case(case, monkeypatch):
     if case.expect == "refuted":
         assert report.verdict == "refuted"
         if not case.name.startswith(("gpt-", "llama-")):
-            assert is_located(case, report) == (case.name not in NOT_LOCATED)
+            assert is_located(case, report) or case.name in NOT_LOCATED
     elif not report.verified:
         raise NotProved(report.findings[0].message)
     else:
