@@ -29,8 +29,8 @@ def main() -> int:
     """Run the gallery and print its table. The exit code is that of `graphguard verify`."""
     if not GALLERY.is_dir():
         raise UsageError(f"the example gallery is not installed ({GALLERY}); run this from a clone of the repository")
-    others = [GALLERY / "bugs"] if (GALLERY / "bugs").is_dir() else []  # those of libraries need the libraries, and time
-    checks = find_all_checks([str(path) for path in [*sorted(GALLERY.glob("*.py")), *others]])
+    files = [*sorted(GALLERY.glob("*.py")), *sorted((GALLERY / "bugs").glob("*.py"))]  # examples/libraries needs the libraries
+    checks = find_all_checks(map(str, files))
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"Verifying the gallery: {len(checks)} checks")
     started = time.monotonic()
