@@ -425,7 +425,8 @@ def test_parameters_of_equal_shape_are_replicated_and_so_are_their_gradients(pro
 def test_dtensor_gradients_stand_for_their_full_tensors(prover):
     verify_model(parallelize, step=gg.train_step(loss_fn))
     assert {path: expected.text for path, expected in prover.expected.items()} == {
-        "grads.up.weight": "Shard(0)", "grads.up.bias": "Shard(0)", "grads.down.weight": "Shard(1)", "grads.down.bias": "Replicate",
+        "grads.up.weight": "Shard(0)", "grads.up.bias": "Shard(0)",
+        "grads.down.weight": "Shard(1)", "grads.down.bias": "Replicate",
     }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def clipped_step(model, ids, labels):
 
 @gg.check(expect="unproven")
 def with_clipped_gradients():
-    return verify(TENSOR, step=clipped_step)
+    return verify(SEQUENCE_TOO, step=clipped_step)
 
 
 # ---------------------------------------------------------------------- faults in a copy of the plan
