@@ -1,4 +1,4 @@
-"""transformers: Llama 3 8B in its full shape (32 layers) on eight ranks, with the library's own plan. Needs no GPU and no weights."""
+"""transformers: Llama 3 8B in its full shape (32 layers) on eight ranks, with the library's own plan; no GPU, no weights."""
 
 import torch
 from transformers import LlamaForCausalLM
