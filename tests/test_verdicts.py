@@ -211,7 +211,7 @@ def test_findings_about_outputs_that_differ_come_first(monkeypatch):
         return {"fine": x, "wrong": x + 1, "other": 3 * x}
 
     paths = ("fine", "wrong", "other")
-    findings = [Finding("relation-lost", f"{path} has no description: too hard") for path in paths]
+    findings = [Finding("relation-lost", f"{path} has no description: too hard", output=path) for path in paths]
     monkeypatch.setattr("graphguard.engine.prove.prove", lambda *graphs, **options: Proof({}, findings))
     report = verify(lambda x: {"fine": x, "wrong": x, "other": x}, distributed, COPIES)
     assert [finding.message.split()[0] for finding in report.findings] == ["wrong", "other", "fine"]
@@ -219,7 +219,7 @@ def test_findings_about_outputs_that_differ_come_first(monkeypatch):
 
 
 def test_the_finding_says_what_the_numbers_show(monkeypatch):
-    findings = [Finding("relation-lost", "out has no description: too hard")]
+    findings = [Finding("relation-lost", "out has no description: too hard", output="out")]
     monkeypatch.setattr("graphguard.engine.prove.prove", lambda *graphs, **options: Proof({}, findings))
     (scaled,) = verify(product, averaged, SPLIT).findings
     assert scaled.kind == "scaled-copies" and scaled.message.startswith("out: the ranks hold copies that are scaled")
