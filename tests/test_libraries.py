@@ -228,8 +228,7 @@ def test_megatron_data_parallelism_finalizes_to_the_gradients_of_one_rank(overla
     full = random_tensors(captured.sequential)
     parts = []
     for graph, relation in zip(captured.ranks, captured.relations, strict=True):
-        given = {f"params.module.{name.removeprefix('params.')}": tensor for name, tensor in full.items()}
-        given |= replay(relation, full)
+        given = {**full, **replay(relation, full)}
         tp = graph.mesh.coordinate(graph.rank)["tp"]
         parts.append({name: part(given[name], value.shape, tp) for name, value in graph.inputs.items()})
     expected, got = replay(captured.sequential, full, wide=True), replay_joint(captured.joint, parts, wide=True)
