@@ -189,8 +189,8 @@ def hostile():
     operation = Operation(0, EVIL, EVIL, source, False, "unrelated", EVIL)
     return Report(
         "refuted", OutputRelation({EVIL: Relation(EVIL, EVIL, ((EVIL, EVIL),), EVIL, EVIL)}), [finding],
-        Counterexample(0, {EVIL: (2,)}, Element(EVIL, 0, (0,), 1.0, 2.0), None, EVIL), {EVIL: EVIL}, [EVIL], [EVIL], {EVIL: EVIL}, [EVIL],
-        {"ops": 1, "ranks": 2, "seconds": {EVIL: 0.5}},
+        Counterexample(0, {EVIL: (2,)}, Element(EVIL, 0, (0,), 1.0, 2.0), None, EVIL), {EVIL: EVIL},
+        [EVIL], [EVIL], {EVIL: EVIL}, [EVIL], {"ops": 1, "ranks": 2, "seconds": {EVIL: 0.5}},
         programs=[Program("sequential", (), (operation,)), Program(EVIL, (0, 1), (operation,))],
     )  # fmt: skip
 
