@@ -16,7 +16,7 @@ from graphguard.engine.definition import Part
 from graphguard.engine.finite import is_nothing, may_be_masked, some_left
 from graphguard.engine.function import FINITE, is_log_of_nothing
 from graphguard.engine.grid import by_cell, covers
-from graphguard.engine.lane import Lane, collapse, equal
+from graphguard.engine.lane import Lane, collapse, equal, varies
 from graphguard.engine.product import Layout, constant, multiply
 from graphguard.engine.rational import rational
 from graphguard.engine.shape import expand, reshape
@@ -258,7 +258,7 @@ class Ops:
                 return self.fn("log", keep)
             piece = self.table.settle(term.with_(factors=(factor._replace(atom=WINDOW),)))
             if piece is not None:
-                if piece.factors or piece.summed:
+                if piece.factors or piece.summed or any(varies(bound) for span in piece.box for bound in span):
                     return self.fn("log", keep)
                 (nothing,) = self.full((), MINUS_INFINITY).terms
                 terms.append(piece.with_(factors=nothing.factors))
