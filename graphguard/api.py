@@ -218,7 +218,7 @@ def _report(job: Job) -> Report:
             "the sequential program returns no tensor, so there is nothing to verify; return what the ranks should match"
         )
     parameters = _parameters(job, captured)
-    relations, outputs = _with_parameters(job, captured)
+    relations, outputs = _with_parameters(job, captured, parameters)
     outputs = {**of_dtensors(captured, subject.mesh), **outputs}
     expected = expectations(outputs, captured, subject.mesh)
     seconds: dict[str, float | None] = {"capture": captured.seconds, "proof": None, "oracle": None}
@@ -294,12 +294,11 @@ def _parameters(job: Job, captured: Captured) -> dict[str, Parameter]:
     return found_parameters(job.subject, captured, job.params)
 
 
-def _with_parameters(job: Job, captured: Captured) -> tuple[list[Graph], Any]:
+def _with_parameters(job: Job, captured: Captured, parameters: Mapping[str, Parameter]) -> tuple[list[Graph], Any]:
     """The input relations and the expected outputs; for a module, with what is known of its parameters."""
     program, outputs = job.subject.distributed, {} if job.outputs is None else job.outputs
     if not isinstance(program, ModelProgram):
         return captured.relations, outputs
-    parameters = _parameters(job, captured)
     expected: dict[str, Any] = {}
     if isinstance(program.step, train_step):
         expected = expected_gradients(captured, parameters)

@@ -170,7 +170,8 @@ def test_a_page_has_all_that_the_report_has(report):
     finding = report.findings[0]
     for said in (finding.message, finding.law, finding.holdings[0].type, *report.assumptions, "capture, seconds"):
         assert said in plain
-    assert plain.count("<span class=marked>") >= 2 and "# too early" in plain and text.count("<svg") == 1
+    places = [{one.sequential, one.distributed, *one.sources} - {None} for one in report.findings]
+    assert plain.count("<span class=marked>") == sum(map(len, places)) and "# too early" in plain and text.count("<svg") == 1
     assert report.counterexample.lines()[0].removeprefix("counterexample: ") in plain
 
 

@@ -1,10 +1,12 @@
 """Programs that once were proved, or might be, and must not be: each differs from the sequential one for some input."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 import graphguard as gg
@@ -204,9 +206,54 @@ def halves_swapped(s, v):
     return torch.cat([s[4:].sum(0).tanh() * v[:, 0], s[:4].sum(0).tanh() * v[:, 0]])
 
 
+def infinity_minus_itself(s, v):
+    hidden = torch.full((8, 8), -INF)
+    return (hidden - hidden.amax(-1, keepdim=True)).exp() * 0  # nan, everywhere
+
+
+def kept_columns(s, v):
+    return s * (torch.arange(8) < 4)
+
+
+def infinity_times_zero(s, v):
+    return s.masked_fill(torch.arange(8) >= 4, -INF) * (torch.arange(8) < 4)  # nan where it is hidden
+
+
+def infinity_times_the_number_zero(s, v):
+    return s.masked_fill(torch.arange(8) >= 4, -INF) * 0
+
+
+def infinity_in_a_matrix_product(s, v):
+    return s.masked_fill(torch.arange(8) >= 4, -INF) @ torch.zeros(8, 8)
+
+
+def sum_over_chosen(s, v, scattered):
+    """The two largest of each row in zeros, with a third position that is 0 for all."""
+    values, index = s.topk(2, -1)
+    values, index = F.pad(values, (0, 1)), F.pad(index, (0, 1))
+    if scattered:
+        return torch.ones_like(s).scatter(-1, index, values)  # position 0 may be written twice: the last one stays
+    chosen = F.one_hot(index, 8).to(s.dtype)
+    return 1 - chosen.sum(1) + (chosen * values[..., None]).sum(1)
+
+
+def on_the_diagonal(s, v, scattered):
+    """The k-th largest of row k: those of different rows may lie at the same position."""
+    values, index = (each[:3].diagonal() for each in s.topk(3, -1))
+    if scattered:
+        return torch.zeros(1, 8).scatter(-1, index.reshape(1, 3), values.reshape(1, 3))
+    return (F.one_hot(index, 8).to(s.dtype) * values[:, None]).sum(0, keepdim=True)
+
+
 @pytest.mark.parametrize(
     ("sequential", "distributed"),
     [
+        (nothing, infinity_minus_itself),
+        (kept_columns, infinity_times_zero),
+        (nothing, infinity_times_the_number_zero),
+        (nothing, infinity_in_a_matrix_product),
+        (partial(sum_over_chosen, scattered=False), partial(sum_over_chosen, scattered=True)),
+        (partial(on_the_diagonal, scattered=False), partial(on_the_diagonal, scattered=True)),
         (causal, cut_before_its_last_key),
         (later_keys, rows_without_a_key),
         (nothing, exp_of_infinities_that_cancel),
@@ -214,8 +261,21 @@ def halves_swapped(s, v):
     ],
 )
 def test_masks_and_shifts_that_are_almost_right(sequential, distributed):
-    report = gg.verify(sequential, distributed, mesh={"tp": 2}, inputs=SCORES)
+    report = gg.verify(sequential, distributed, mesh={"tp": 2}, inputs=SCORES, trials=0)  # by the proof alone
     assert report.verdict != "verified"
+
+
+@pytest.mark.parametrize(("widths", "verdict"), [((12, 3), "verified"), ((11, 4), "refuted")])
+def test_a_gathered_row_of_pieces_is_cut_where_the_pieces_are(widths, verdict):
+    def gathered(w, b):
+        row = torch.empty(30)
+        dist.all_gather_into_tensor(row, torch.cat([w.reshape(-1), b]))
+        first, _ = row.view(2, 15).split(widths, 1)
+        return first[:, :11].reshape(22) if verdict == "refuted" else first.reshape(24)
+
+    inputs = {"w": gg.Input((6, 4), Shard(0)), "b": gg.Input((6,), Shard(0))}
+    wanted = 22 if verdict == "refuted" else 24
+    assert gg.verify(lambda w, b: w.reshape(-1)[:wanted], gathered, mesh={"dp": 2}, inputs=inputs).verdict == verdict
 
 
 def ring_sum(x, weights):

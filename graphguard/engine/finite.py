@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.engine.function import instance, is_log_of_nothing, may_vanish
+from graphguard.engine.function import instance
 from graphguard.engine.grid import covers
 from graphguard.engine.lane import at_lane
 from graphguard.engine.order import lanes_in
 from graphguard.engine.table import Table
 from graphguard.engine.term import IMPULSE, STEP, WINDOW, Factor, Index, Term, Value, extent
+from graphguard.engine.vanish import is_log_of_nothing, may_vanish
 
 MOST_ELEMENTS = 1 << 22
 _Array = np.ndarray[Any, Any]

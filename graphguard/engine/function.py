@@ -20,11 +20,11 @@ from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import Table, weighted
 from graphguard.engine.term import ONE, Atom, Factor, Index, Term, Undescribed, Value, substituted
 from graphguard.engine.value import add, masked
+from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_vanish
 
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
-FINITE = ("finite",)  # the parameters of the largest of elements of which some are masked, but not all
 MOST_COPIES = 4  # of a root
 MOST_KINDS = 4  # of lanes with different shares, told apart
 ZERO_AT_ZERO = {
@@ -240,6 +240,8 @@ def _exp(table: Table, value: Value) -> Value:
             return filled(table, box)
         factors: list[tuple[int, Fraction]] = []
         closed = [term for term in (plain(table, [each]) for each in cells[0]) if term is not None]
+        if not table.recording and any(term.coefficient < 0 and is_log_of_nothing(table, term) for term in closed):
+            raise Undescribed("exp of infinity")
         if _is_exp_of_nothing(table, closed):
             return None
         for term in closed:
@@ -257,14 +259,6 @@ def _is_exp_of_nothing(table: Table, terms: Sequence[Term]) -> bool:
     masked_out = [term for term in terms if term.coefficient > 0 and is_log_of_nothing(table, term)]
     rest = [term for term in terms if not any(term is other for other in masked_out)]
     return bool(masked_out) and not any(may_vanish(table, factor.atom) for term in rest for factor in term.factors)
-
-
-def is_log_of_nothing(table: Table, term: Term) -> bool:
-    """Whether the term is a multiple of log 0."""
-    if len(term.factors) != 1 or term.factors[0].power != 1 or varies(term.weight):
-        return False
-    definition = table.definitions.get(term.factors[0].atom.id)
-    return definition is not None and definition.name == "log" and definition.operands == ((),)
 
 
 def _opened(table: Table, term: Term) -> Term:
@@ -324,29 +318,9 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
                 return [f._replace(power=f.power * scale) for f in inner]
     finite = not any(may_vanish(table, factor.atom) for factor in factors)  # exp(log 0) is 0
     atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=finite, nonnegative=True)
-    return [Factor(atom, positions, scale)]
-
-
-def may_vanish(table: Table, atom: Atom) -> bool:
-    """Whether the exp of an atom may be that of minus infinity, which is the log of a mask, however deep inside."""
-    trace, table.trace = table.trace, None
-    known = table.vanishing.get(atom.id)
-    if known is None:
-        known = table.vanishing[atom.id] = _holds_log_of_zero(table, atom)
-    table.trace = trace
-    if trace is not None:
-        trace.asked(lambda there, ids: may_vanish(there, there.by_id(*ids)), (atom.id,), known)
-    return known
-
-
-def _holds_log_of_zero(table: Table, atom: Atom) -> bool:
-    definition = table.definitions.get(atom.id)
-    if definition is None or definition.parameters == FINITE:
-        return False
-    inside = [factor.atom for operand in definition.operands for product in operand for factor in product.factors]
-    if definition.name == "log":
-        return not inside or not all(each.positive and not may_vanish(table, each) for each in inside)
-    return any(may_vanish(table, each) for each in inside)
+    raised = Factor(atom, positions, scale)
+    table.require_defined([raised])
+    return [raised]
 
 
 def instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
@@ -360,6 +334,8 @@ def log(table: Table, value: Value) -> Value:
 
 
 def _log(table: Table, value: Value) -> Value:
+    inside = [factor for term in value.terms for factor in term.factors]
+    table.require_defined(f._replace(power=-ONE) for f in inside if not may_be_masked_out(table, f.atom))
     if len(value.terms) != 1 or not covers(value.terms[0].box, value.shape):
         return apply(table, "log", [value])
     term = plain(table, value.terms)

@@ -69,7 +69,7 @@ class Interpreter:
 
     # ------------------------------------------------------------------ one node
     def describe(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], lanes: int) -> list[Described]:
-        unknown = next((each for each in _leaves((args, kwargs)) if isinstance(each, Unknown)), None)
+        unknown = next((each for each in leaves((args, kwargs)) if isinstance(each, Unknown)), None)
         if unknown is not None:
             return [unknown] * len(node.outputs)
         reason = f"no lemma describes {node.op}"
@@ -137,8 +137,8 @@ class Interpreter:
 
     def _opaque(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> list[Described]:
         """Equal arguments give equal results: of an operator of which nothing is known, or not here."""
-        operands = [each for each in _leaves((args, kwargs)) if isinstance(each, Value)]
-        if node.op.startswith("aten.rand") or any(isinstance(each, np.ndarray) for each in _leaves((args, kwargs))):
+        operands = [each for each in leaves((args, kwargs)) if isinstance(each, Value)]
+        if node.op.startswith("aten.rand") or any(isinstance(each, np.ndarray) for each in leaves((args, kwargs))):
             return [Unknown(reason, node)] * len(node.outputs)
         words = repr([_word(arg) for arg in node.args] + [(k, _word(v)) for k, v in node.kwargs.items()])
         results: list[Described] = []
@@ -371,13 +371,13 @@ def _what(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], operands: l
     return node.op, given, named, tuple([(tensor.shape, tensor.dtype) for tensor in node.outputs])
 
 
-def _leaves(tree: Any) -> Any:
+def leaves(tree: Any) -> Any:
     if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
         for each in tree:
-            yield from _leaves(each)
+            yield from leaves(each)
     elif isinstance(tree, dict):
         for each in tree.values():
-            yield from _leaves(each)
+            yield from leaves(each)
     else:
         yield tree
 

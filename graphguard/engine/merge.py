@@ -30,6 +30,7 @@ from graphguard.engine.term import (
     stride_order,
     substitute,
 )
+from graphguard.engine.vanish import has_infinities
 
 Names = dict[Variable, Variable]
 MOST_TERMS = 32
@@ -239,6 +240,8 @@ def _match(a: Term, factors: tuple[Factor, ...], b: Term, offsets: bool) -> Name
 
 # ---------------------------------------------------------------------- joining
 def _joined(table: Table, a: Term, b: Term, pairs: bool) -> Term | None:
+    if a.coefficient != b.coefficient and has_infinities(table, a):
+        return None  # infinity minus infinity
     if (varies(a.weight) or varies(b.weight)) and everywhere((np.asarray(a.weight) * b.weight) == 0):
         return next((_laned(a, each, names) for names, each in matches(a, b, offsets=False)), None)
     boxes = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not _same(x, y)]

@@ -14,7 +14,6 @@ from itertools import pairwise
 from graphguard.engine import function, integer
 from graphguard.engine.definition import Part
 from graphguard.engine.finite import is_nothing, may_be_masked, some_left
-from graphguard.engine.function import FINITE, is_log_of_nothing
 from graphguard.engine.grid import by_cell, covers
 from graphguard.engine.lane import Lane, collapse, equal, varies
 from graphguard.engine.product import Layout, constant, multiply
@@ -24,6 +23,7 @@ from graphguard.engine.sums import folded, named, plain
 from graphguard.engine.table import Table, weighted
 from graphguard.engine.term import DIMS, IDX, ONE, STEP, WINDOW, Factor, Index, Range, Term, Undescribed, Value
 from graphguard.engine.value import add, concat, cut, permute, scale
+from graphguard.engine.vanish import FINITE, has_infinities, is_log_of_nothing
 
 LABELS = "abcdefghijklmnopqrstuvwxyz"
 Number = int | float | bool | Fraction
@@ -78,6 +78,8 @@ class Ops:
         return integer.normalised(self.table, folded(self.table, add(self.table, self.broadcast(*values))))
 
     def scale(self, value: Value, number: Number) -> Value:
+        if not number:
+            self._require_numbers(value)
         return integer.normalised(self.table, scale(value, fraction(number)))
 
     def neg(self, value: Value) -> Value:
@@ -99,6 +101,17 @@ class Ops:
 
     def einsum(self, labels: Sequence[str], result: str, *values: Value) -> Value:
         """Products over labelled dims; labels that the result does not have are summed."""
+        if len(values) > 1:
+            self._require_numbers(*values)
+        return self.selected(labels, result, *values)
+
+    def _require_numbers(self, *values: Value) -> None:
+        """Zero times infinity is nothing: what the ranks multiply must be finite."""
+        if not self.table.recording and any(has_infinities(self.table, value) for value in values):
+            raise Undescribed("a product with what may be minus infinity")
+
+    def selected(self, labels: Sequence[str], result: str, *values: Value) -> Value:
+        """As einsum, where a factor only says which elements of the other are taken: what is not taken may be infinite."""
         return folded(self.table, multiply(self.table, [self.atomic(value) for value in values], labels, result))
 
     def atomic(self, value: Value) -> Value:

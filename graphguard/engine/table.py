@@ -130,7 +130,8 @@ class Table:
         self.operands: list[Term] = []  # sums that the sequential program passes to functions
         self._operands: frozenset[int] = frozenset()
         self.leaves: dict[int, frozenset[int]] = {}  # what sums are made of
-        self.vanishing: dict[int, bool] = {}  # whether an atom may be 0 where it seems positive
+        self.vanishing: dict[int, bool] = {}  # whether the exp of an atom may be 0
+        self.infinite: dict[int, bool] = {}  # whether an atom may be minus infinity
         self._required: set[int] = set()  # what the sequential program divides by, or takes roots of
         self.taken_as_defined: set[int] = set()  # what the ranks alone do so with
         self.written = 0  # terms written out so far

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphguard.engine.function import may_vanish
 from graphguard.engine.lane import equal, everywhere
 from graphguard.engine.ops import fraction
 from graphguard.engine.table import Table
 from graphguard.engine.term import STEP, Index, Term, Undescribed, Value, bounds, combined
+from graphguard.engine.vanish import may_vanish
 from graphguard.lemmas.registry import Call, row
 
 

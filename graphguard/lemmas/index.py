@@ -17,7 +17,7 @@ SHARED = "qrstuvwxyz"
 @row("aten.embedding.default", means="Σ_v [ids = v] W[v]")
 def embedding(c: Call, w: Value, ids: Value, *_: Any) -> Value:
     lead = LETTERS[: len(ids.shape)]
-    return c.einsum([f"{lead}y", "yz"], f"{lead}z", hot(c, ids, c.size(w, 0), len(ids.shape)), w)
+    return c.selected([f"{lead}y", "yz"], f"{lead}z", hot(c, ids, c.size(w, 0), len(ids.shape)), w)
 
 
 @row("aten.embedding_dense_backward.default", means="Σ [ids = v] g, and 0 for the padding row", needs="no scaling by frequency")
@@ -25,7 +25,7 @@ def embedding_backward(c: Call, g: Value, ids: Value, rows: int, padding: int, s
     if scaled:
         raise Undescribed("a gradient scaled by frequency")
     lead = LETTERS[: len(ids.shape)]
-    grad = c.einsum([f"{lead}y", f"{lead}z"], "yz", hot(c, ids, rows, len(ids.shape)), g)
+    grad = c.selected([f"{lead}y", f"{lead}z"], "yz", hot(c, ids, rows, len(ids.shape)), g)
     if padding >= 0:
         keep = c.compare("ne", c.arange(rows), c.full((rows,), padding), whole=True)
         grad = c.mul(grad, c.reshape(keep, [rows, 1]))
@@ -50,7 +50,7 @@ def gather(c: Call, x: Value, dim: int, index: Value, *, sparse_grad: bool = Fal
     labels = LETTERS[: len(x.shape)]
     x = _shrunk(c, x, index.shape, dim)
     chosen = hot(c, index, c.size(x, dim), len(x.shape))
-    return c.einsum([labels[:dim] + "z" + labels[dim + 1 :], labels + "z"], labels, x, chosen)
+    return c.selected([labels[:dim] + "z" + labels[dim + 1 :], labels + "z"], labels, x, chosen)
 
 
 @row("aten.scatter_add.default", means="x + Σ [index = v] y along a dim")
@@ -63,7 +63,7 @@ def scatter_add(c: Call, x: Value, dim: int, index: Value, y: Value) -> Value:
     if any(x.shape[d] != index.shape[d] for d in range(len(x.shape)) if d != dim):
         raise Undescribed("a scatter to a part of the rows")
     chosen = hot(c, index, c.size(x, dim), len(x.shape))
-    return c.add(x, c.einsum([labels, labels + "z"], labels[:dim] + "z" + labels[dim + 1 :], y, chosen))
+    return c.add(x, c.selected([labels, labels + "z"], labels[:dim] + "z" + labels[dim + 1 :], y, chosen))
 
 
 @row("aten.scatter_reduce.two", means="x + Σ [index = v] y along a dim", needs="a sum, with what was there")
@@ -95,8 +95,8 @@ def _scatter_several(c: Call, x: Value, dim: int, index: Value, y: Value) -> Val
         labels = LETTERS[: len(x.shape)]
         row_of = labels[:dim] + "z" + labels[dim + 1 :]
         chosen = hot(c, index, c.size(x, dim), len(x.shape))
-        replaced = c.einsum([labels + "z"], row_of, chosen)
-        return c.add(c.sub(x, c.mul(x, replaced)), c.einsum([labels, labels + "z"], row_of, y, chosen))
+        replaced = c.selected([labels + "z"], row_of, chosen)
+        return c.add(c.sub(x, c.mul(x, replaced)), c.selected([labels, labels + "z"], row_of, y, chosen))
     last = len(x.shape) - 1
     order = [*(d for d in range(last + 1) if d != dim), dim]
     rows = [c.permute(each, order) for each in (x, index, y)]
@@ -111,7 +111,7 @@ def index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
     dim %= len(x.shape)
     labels = LETTERS[: len(x.shape)]
     index = index if index.shape else c.reshape(index, [1])
-    return c.einsum([labels, "z" + labels[dim]], labels[:dim] + "z" + labels[dim + 1 :], x, hot(c, index, c.size(x, dim), 1))
+    return c.selected([labels, "z" + labels[dim]], labels[:dim] + "z" + labels[dim + 1 :], x, hot(c, index, c.size(x, dim), 1))
 
 
 @row("aten.index_add.default", means="x + alpha Σ [index = v] y along a dim")
@@ -122,7 +122,7 @@ def index_add(c: Call, x: Value, dim: int, index: Value, y: Value, *, alpha: Any
     labels = LETTERS[: len(x.shape)]
     index = index if index.shape else c.reshape(index, [1])
     chosen = hot(c, index, c.size(x, dim), 1)
-    total = c.einsum([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, y, chosen)
+    total = c.selected([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, y, chosen)
     return c.add(x, c.scale(total, alpha))
 
 
@@ -136,7 +136,7 @@ def index_copy(c: Call, x: Value, dim: int, index: Value, y: Value) -> Value:
     _require_distinct(c, index)
     chosen = hot(c, index, c.size(x, dim), 1)
     there = c.reshape(c.sum(chosen, [0]), [c.size(x, dim) if d == dim else 1 for d in range(len(x.shape))])
-    new = c.einsum([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, y, chosen)
+    new = c.selected([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, y, chosen)
     return c.add(c.mul(x, c.negate(there)), new)
 
 
@@ -175,7 +175,7 @@ def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     labels, shared = LETTERS[: len(x.shape)], SHARED[:rank]
     hots = [hot(c, each, c.size(x, dim), rank, wraps=True) for dim, each in zip(places, picked, strict=True)]
     names = [labels, *(shared + labels[dim] for dim in places)]
-    return c.einsum(names, labels[: places[0]] + shared + labels[places[-1] + 1 :], x, *hots)
+    return c.selected(names, labels[: places[0]] + shared + labels[places[-1] + 1 :], x, *hots)
 
 
 @row("aten.index_put.default", "aten._unsafe_index_put.default", means="x with elements replaced or added to",
@@ -194,10 +194,10 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], y: Value, accu
     hots = [hot(c, each, c.size(x, dim), rank, wraps=True) for dim, each in zip(places, picked, strict=True)]
     names = [shared + labels[d] for d in places]
     y = c.expand(y, [*x.shape[: places[0]], *picked[0].shape, *x.shape[places[-1] + 1 :]])
-    new = c.einsum([before + shared + after, *names], labels, y, *hots)
+    new = c.selected([before + shared + after, *names], labels, y, *hots)
     if accumulate:
         return c.add(x, new)
-    there = c.einsum(names, "".join(labels[d] for d in places), *hots)
+    there = c.selected(names, "".join(labels[d] for d in places), *hots)
     wide = c.reshape(there, [c.size(x, d) if d in places else 1 for d in range(len(x.shape))])
     return c.add(c.mul(x, c.negate(wide)), new)
 

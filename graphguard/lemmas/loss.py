@@ -119,11 +119,11 @@ def nll(c: Call, x: Value, target: Value, weight: Value | None, reduction: int, 
     keep = _kept(c, target, ignored)
     lead = "abcdef"[: len(target.shape)]
     if weight is None:
-        each = c.neg(c.einsum([f"{lead}v", f"{lead}v"], lead, x, hot))
+        each = c.neg(c.selected([f"{lead}v", f"{lead}v"], lead, x, hot))
         counted = c.ones(target.shape) if keep is None else keep
     else:
-        each = c.neg(c.einsum([f"{lead}v", f"{lead}v", "v"], lead, x, hot, weight))
-        counted = c.einsum([f"{lead}v", "v"], lead, hot, weight)
+        each = c.neg(c.selected([f"{lead}v", f"{lead}v", "v"], lead, x, hot, weight))
+        counted = c.selected([f"{lead}v", "v"], lead, hot, weight)
         counted = counted if keep is None else c.mul(counted, keep)
     if keep is not None:
         each = c.mul(each, keep)
@@ -147,5 +147,5 @@ def nll_backward(
     names, values = [f"{lead}v", lead], [hot, slope]
     if weight is not None:
         names, values = [*names, "v"], [*values, weight]
-    grad = c.einsum(names, f"{lead}v", *values)
+    grad = c.selected(names, f"{lead}v", *values)
     return grad if rank < 3 else c.permute(grad, [0, rank - 1, *range(1, rank - 1)])

@@ -6,6 +6,8 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from graphguard.engine.integer import in_pieces
+from graphguard.engine.lane import varies
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.reduction import largest, smallest
@@ -93,14 +95,17 @@ def topk(c: Call, x: Value, k: int, dim: int = -1, largest: bool = True, ordered
 
 def are_distinct(c: Call, index: Value, dim: int) -> bool:
     """Whether the positions along a dim are known to differ from each other: those that topk or sort found there."""
-    if len(index.terms) != 1 or len(index.terms[0].factors) != 1 or index.terms[0].coefficient != 1:
+    if len(index.terms) != 1 or len(index.terms[0].factors) != 1 or in_pieces(index):
         return False
     (term,) = index.terms
     (factor,) = term.factors
     definition = c.table.definitions.get(factor.atom.id)
-    if factor.atom.kind != "op" or definition is None or definition.name not in ("topk_indices", "argsort"):
+    if definition is None or definition.name not in ("topk_indices", "argsort") or factor.power != 1:
         return False
-    return len(term.dims[dim]) == 1 and factor.at[-1].terms == ((term.dims[dim][0], 1),)
+    if term.coefficient != 1 or varies(term.weight) or len(term.dims[dim]) != 1:
+        return False
+    rows = {variable for position in factor.at[:-1] for variable, _ in position.terms}  # of a diagonal, nothing is known
+    return factor.at[-1].terms == ((term.dims[dim][0], 1),) and term.dims[dim][0] not in rows
 
 
 @row("aten.kthvalue.default", means="the k-th smallest element of a dim, and where it is")

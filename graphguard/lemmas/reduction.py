@@ -146,7 +146,7 @@ def cumsum(c: Call, x: Value, dim: int, *, dtype: Any = None) -> Value:
     size = c.size(x, dim)
     mask = c.compare("le", c.arange(size), c.reshape(c.arange(size), [size, 1]), whole=True)
     labels = "abcdefghij"[: len(x.shape)]
-    return c.einsum([labels, "z" + labels[dim]], labels[:dim] + "z" + labels[dim + 1 :], x, mask)
+    return c.selected([labels, "z" + labels[dim]], labels[:dim] + "z" + labels[dim + 1 :], x, mask)
 
 
 @row("aten.logsumexp.default", means="log Σ exp(x)")
@@ -158,4 +158,4 @@ def logsumexp(c: Call, x: Value, dims: Any, keep: bool = False) -> Value:
 def trace(c: Call, x: Value) -> Value:
     rows, columns = c.size(x, 0), c.size(x, 1)
     mask = c.compare("eq", c.reshape(c.arange(rows), [rows, 1]), c.arange(columns), whole=True)
-    return c.einsum(["ab", "ab"], "", x, mask)
+    return c.selected(["ab", "ab"], "", x, mask)

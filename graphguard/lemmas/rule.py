@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from graphguard.engine.term import Undescribed, Value
 from graphguard.errors import UsageError
@@ -204,14 +203,3 @@ def spelled(arg: Arg) -> Hashable:
     if type(arg) is tuple:
         return tuple(spelled(each) for each in arg)
     return repr(arg)
-
-
-def leaves(tree: Any) -> Iterable[Any]:
-    if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
-        for each in tree:
-            yield from leaves(each)
-    elif isinstance(tree, dict):
-        for each in tree.values():
-            yield from leaves(each)
-    else:
-        yield tree

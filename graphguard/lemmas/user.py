@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.engine.interpret import Interpreter
+from graphguard.engine.interpret import Interpreter, leaves
 from graphguard.engine.term import Undescribed, Value
 from graphguard.engine.unknown import Described, Unknown
 from graphguard.errors import CaptureError, ProgramError, UsageError
 from graphguard.ir import Arg, Graph, Node, Symbol
 from graphguard.ir import Value as Tensor
 from graphguard.lemmas import registry
-from graphguard.lemmas.rule import Rule, leaves, parse, spelled
+from graphguard.lemmas.rule import Rule, parse, spelled
 
 
 @dataclass(frozen=True)

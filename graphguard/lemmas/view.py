@@ -144,7 +144,7 @@ def spread(c: Call, g: Value, sizes: Sequence[int], dim: int, start: Any, step: 
     positions = c.add(c.scale(c.arange(c.size(g, dim)), step), c.full((), low))
     labels = LETTERS[: len(sizes)]
     hot = c.one_hot(positions, sizes[dim], 1)
-    return c.einsum([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, g, hot)
+    return c.selected([labels[:dim] + "z" + labels[dim + 1 :], "z" + labels[dim]], labels, g, hot)
 
 
 @row("aten.select_backward.default", means="g in zeros")
@@ -217,7 +217,7 @@ def picked(c: Call, x: Value, dim: int, positions: Value) -> Value:
     """x at positions of a dim, which has as many dims then as there are dims of positions."""
     labels, new = LETTERS[: len(x.shape)], "qrstuvwxyz"[: len(positions.shape)]
     hot = c.one_hot(positions, c.size(x, dim), len(positions.shape))
-    return c.einsum([labels, new + labels[dim]], labels[:dim] + new + labels[dim + 1 :], x, hot)
+    return c.selected([labels, new + labels[dim]], labels[:dim] + new + labels[dim + 1 :], x, hot)
 
 
 @row("aten.unfold.default", means="windows of a dim, each along a new last dim")
@@ -266,7 +266,7 @@ def diagonal(c: Call, x: Value, offset: int = 0, first: int = 0, second: int = 1
     x = c.cut(x, second, max(0, offset), max(0, offset) + count)
     labels, rest = _diagonal_labels(rank, first, second)
     both = [c.one_hot(c.arange(count), count, 1)] * 2
-    return c.einsum([labels, "z" + labels[first], "z" + labels[second]], rest + "z", x, *both)
+    return c.selected([labels, "z" + labels[first], "z" + labels[second]], rest + "z", x, *both)
 
 
 def embedded(c: Call, x: Value, shape: Sequence[int], offset: int, first: int, second: int) -> Value:
@@ -275,7 +275,7 @@ def embedded(c: Call, x: Value, shape: Sequence[int], offset: int, first: int, s
     count = c.size(x, len(x.shape) - 1)
     down = c.one_hot(c.arange(count, max(0, -offset)), shape[first], 1)
     right = c.one_hot(c.arange(count, max(0, offset)), shape[second], 1)
-    return c.einsum([rest + "z", "z" + labels[first], "z" + labels[second]], labels, x, down, right)
+    return c.selected([rest + "z", "z" + labels[first], "z" + labels[second]], labels, x, down, right)
 
 
 @row("aten.diag_embed.default", means="x along a diagonal, in zeros")

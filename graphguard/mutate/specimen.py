@@ -80,13 +80,13 @@ class Specimen:
 
 def specimen(name: str, job: Job) -> Specimen:
     """Capture a check, prove it, and run it. A check that does not verify is an error."""
-    from graphguard.api import _ranges, _with_parameters
+    from graphguard.api import _parameters, _ranges, _with_parameters
     from graphguard.capture.session import capture
     from graphguard.parameters import of_dtensors
 
     subject = job.subject
     captured = capture(subject)
-    relations, outputs = _with_parameters(job, captured)
+    relations, outputs = _with_parameters(job, captured, _parameters(job, captured))
     stated = expectations({**of_dtensors(captured, subject.mesh), **outputs}, captured, subject.mesh)
     if captured.joint.findings:
         raise UsageError(

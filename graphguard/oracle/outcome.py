@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -78,12 +78,12 @@ class Output:
         return Outcome("unexpected-relation" if free.clean else free.kind, free.clean)
 
     def contradicts(self, placements: Sequence[tuple[str, str]] | None, expectation: Expectation | None) -> bool:
-        """Whether a proved relation is not what the numbers show. Overflow is not counted: proofs are over reals."""
+        """Whether a proved relation is not what the numbers show. Where inputs are large, overflow is not counted."""
         if placements is not None and self.grid is not None:
             names = tuple(placement for _, placement in placements)
-            return any(worst(self.grid, names, _lenient(sample)) > PATIENCE for sample in self.samples())
+            return any(worst(self.grid, names, sample) > PATIENCE for sample in self.samples())
         if expectation is not None and expectation.graphs is not None:
-            return any(not self._follows(trial, expectation.graphs, PATIENCE, lenient=True) for trial in self.trials)
+            return any(not self._follows(trial, expectation.graphs, PATIENCE) for trial in self.trials)
         return False
 
     def on_grid(self, expectation: Expectation) -> Placements:
@@ -92,10 +92,9 @@ class Output:
             p if size > 1 else "Replicate" for p, size in zip(expectation.placements, self.grid.mesh.shape, strict=True)
         )
 
-    def _follows(self, trial: Trial, graphs: Sequence[Graph | None], patience: float = 1.0, lenient: bool = False) -> bool:
+    def _follows(self, trial: Trial, graphs: Sequence[Graph | None], patience: float = 1.0) -> bool:
         for rank, tensor in trial.values(self.path).items():
             local = _local(trial.references[self.path], graphs[rank])
-            local = replace(local, lenient=local.lenient or lenient)
             if tensor.shape != local.whole.shape or bool((local.excess(tensor) > patience).any()):
                 return False
         return True
@@ -180,10 +179,6 @@ class Output:
 
 def _claims(reference: Reference) -> bool:
     return reference.whole.numel() == 0 or bool(reference.claimed.any())
-
-
-def _lenient(sample: Sample) -> Sample:
-    return Sample(replace(sample.reference, lenient=True), sample.tensors)
 
 
 def _local(reference: Reference, graph: Graph | None) -> Reference:

@@ -1,0 +1,90 @@
+"""Which atoms may be minus infinity, the log of a mask, or hold it inside.
+
+Infinity minus infinity, and zero times infinity, are no numbers. The sequential program is taken to be defined; of the
+ranks, terms with such atoms are never cancelled, and never multiplied away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphguard.engine.definition import Definition
+from graphguard.engine.lane import varies
+from graphguard.engine.table import Table
+from graphguard.engine.term import Atom, Term, Value
+
+FINITE = ("finite",)  # the parameters of the largest of elements of which some are masked, but not all
+BOUNDED = frozenset({"exp", "sigmoid", "tanh", "argmax", "argmin", "topk_indices", "argsort"})  # numbers, even of infinities
+Question = Callable[[Table, Atom], bool]
+
+
+def may_vanish(table: Table, atom: Atom) -> bool:
+    """Whether the exp of an atom may be that of minus infinity, however deep inside that is."""
+    return _asked(table, atom, table.vanishing, may_vanish, _hides_infinity)
+
+
+def may_be_infinite(table: Table, atom: Atom) -> bool:
+    """Whether an atom itself may be minus infinity: exp of it is a number again."""
+    return _asked(table, atom, table.infinite, may_be_infinite, _is_infinite)
+
+
+def _asked(
+    table: Table, atom: Atom, known: dict[int, bool], question: Question, answered: Callable[[Table, Definition], bool]
+) -> bool:
+    """The answer is a function of definitions alone, so that it is one step of a trace."""
+    trace, table.trace = table.trace, None
+    answer = known.get(atom.id)
+    if answer is None:
+        definition = table.definitions.get(atom.id)
+        answer = known[atom.id] = definition is not None and answered(table, definition)
+    table.trace = trace
+    if trace is not None:
+        trace.asked(lambda there, ids: question(there, there.by_id(*ids)), (atom.id,), answer)
+    return answer
+
+
+def _hides_infinity(table: Table, definition: Definition) -> bool:
+    if definition.parameters == FINITE:
+        return False
+    inside = _atoms_of(definition)
+    if definition.name == "log":
+        return not inside or not all(each.positive and not may_vanish(table, each) for each in inside)
+    return any(may_vanish(table, each) for each in inside)
+
+
+def _is_infinite(table: Table, definition: Definition) -> bool:
+    if definition.parameters == FINITE or definition.name in BOUNDED:
+        return False
+    if definition.name == "clamp" and definition.parameters[0] is not None:
+        return False
+    inside = _atoms_of(definition)
+    if definition.name == "log":
+        return not inside or any(may_be_masked_out(table, each) for each in inside)
+    return any(not each.indicator and each.kind != "delta" and may_be_infinite(table, each) for each in inside)
+
+
+def may_be_masked_out(table: Table, atom: Atom) -> bool:
+    """Whether a mask makes an atom zero. That data is zero where a log is taken of it is another matter: there the
+    sequential program is not defined, as where it divides by it."""
+    if atom.indicator or atom.kind == "delta" or may_vanish(table, atom):
+        return True
+    definition = table.definitions.get(atom.id)
+    linear = definition is not None and atom.kind in ("lin", "sum")
+    return linear and any(may_be_masked_out(table, each) for each in _atoms_of(definition))
+
+
+def _atoms_of(definition: Definition) -> list[Atom]:
+    return [factor.atom for operand in definition.operands for product in operand for factor in product.factors]
+
+
+def is_log_of_nothing(table: Table, term: Term) -> bool:
+    """Whether the term is a multiple of log 0."""
+    if len(term.factors) != 1 or term.factors[0].power != 1 or varies(term.weight):
+        return False
+    definition = table.definitions.get(term.factors[0].atom.id)
+    return definition is not None and definition.name == "log" and definition.operands == ((),)
+
+
+def has_infinities(table: Table, value: Value | Term) -> bool:
+    terms = value.terms if isinstance(value, Value) else (value,)
+    return any(may_be_infinite(table, factor.atom) for term in terms for factor in term.factors)
