@@ -18,7 +18,6 @@ MODULES = (
     "fused_qkv",
     "rope",
     "vocabulary",
-    "decoders",
     "norms",
     "sequence",
     "data",
@@ -42,6 +41,7 @@ MODULES = (
     "tied_stages",
     "meshes",
     "inference",
+    "decoders",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]
