@@ -258,9 +258,12 @@ def _starts(mine: Term, its: Term) -> list[Lane] | None:
         if group:
             place = _place_of(mine, group[0])
             if place is not None:
-                number, axis, stride = place
+                number, axis, strides = place
                 distance = _first(its, number, axis) - _first(mine, number, axis)
-                if not everywhere(distance % stride == 0):
+                for stride in strides[:-1]:  # of outer dims that the index joins with this one
+                    distance = distance - distance // stride * stride
+                stride = strides[-1]
+                if not everywhere(distance % stride == 0) and len(strides) == 1:
                     return None
                 inner = 1
                 for variable in group[1:]:
@@ -270,12 +273,13 @@ def _starts(mine: Term, its: Term) -> list[Lane] | None:
     return starts
 
 
-def _place_of(term: Term, variable: Variable) -> tuple[int, int, int] | None:
+def _place_of(term: Term, variable: Variable) -> tuple[int, int, list[int]] | None:
+    """The factor and the axis whose index has a variable, and the strides of what is shown there, down to the variable's."""
     for number, factor in enumerate(term.factors):
         for axis, index in enumerate(factor.at):
-            stride = dict(index.terms).get(variable)
-            if stride is not None and len([v for v, _ in index.terms if v in term.visible]) == 1:
-                return number, axis, stride
+            if variable in dict(index.terms):
+                shown = [(v, stride) for v, stride in index.terms if v in term.visible]
+                return number, axis, [stride for _, stride in shown[: [v for v, _ in shown].index(variable) + 1]]
     return None
 
 
