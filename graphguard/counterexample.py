@@ -10,6 +10,7 @@ from graphguard.errors import UsageError
 from graphguard.ir import Source
 
 Number = bool | int | float | complex
+MOST_TOLD = 12  # inputs, on a screen
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,17 @@ class Parting:
 
 @dataclass(frozen=True)
 class Counterexample:
-    """seed: of the inputs. shapes: of the sequential inputs. script: what `save` writes."""
+    """seed: of the inputs. shapes: of the sequential inputs. script: what `save` writes.
+
+    inputs: what the inputs are, where small ones do; else they are random.
+    """
 
     seed: int
     shapes: dict[str, tuple[int, ...]]
     element: Element
     parting: Parting | None
     script: str
+    inputs: tuple[str, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a script that needs torch alone, runs both programs on the inputs, and ends in an assert that fails."""
@@ -71,6 +76,7 @@ class Counterexample:
         plain: dict[str, Any] = {
             "seed": self.seed,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "inputs": list(self.inputs),
             "element": {
                 "path": element.path,
                 "rank": element.rank,
@@ -97,15 +103,26 @@ class Counterexample:
         """For people."""
         element = self.element
         place = ", ".join(map(str, element.index))
-        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
         reduced = "" if element.reduced is None else f" ({_REDUCED[element.reduced]} over the ranks)"
         name = f"{element.path}[{place}]" if place else element.path
+        within = element.within if element.within not in (None, element.index) else ()
         lines = [
             f"counterexample: on rank {element.rank}, {name} is {_shown(element.actual)}{reduced}, "
-            f"where the sequential program has {_shown(element.expected)}",
-            f"  inputs       seed {self.seed}: {shapes}",
+            f"where the sequential program has {_shown(element.expected)}{f' at {list(within)}' if within else ''}",
+            *self._input_lines(),
         ]
         return lines + ([] if self.parting is None else _parting_lines(self.parting))
+
+    def _input_lines(self) -> list[str]:
+        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
+        if not self.inputs:
+            return [f"  inputs       seed {self.seed}: {shapes}"]
+        told = (
+            self.inputs
+            if len(self.inputs) <= MOST_TOLD
+            else (*self.inputs[: MOST_TOLD - 1], f"... ({len(self.inputs)} in all)")
+        )
+        return [f"  inputs       {', '.join(told)}", f"  shapes       {shapes}"]
 
 
 _REDUCED = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -27,6 +27,13 @@ class Regime(NamedTuple):
 
 
 REGIMES = (Regime(1.0), Regime(0.25), Regime(1.0, positive=True), Regime(3.0))
+
+
+class Given(Protocol):
+    """One input: its numbers, and the lines of a script that give them a name."""
+
+    def tensor(self, generator: torch.Generator) -> torch.Tensor: ...
+    def lines(self, name: str) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,9 @@ class Draw:
         if self.high is not None:
             return self.high - normal.abs() - 1e-6
         return normal.abs() + 0.01 if self.regime.positive else normal
+
+    def lines(self, name: str) -> list[str]:
+        return [f"{name} = {self.code()}"]
 
     def code(self) -> str:
         """The expression that gives the same tensor, with the generator named `g`."""
@@ -101,7 +111,7 @@ def _draw(value: Value, bounds: tuple[Bound, Bound], regime: Regime) -> Draw:
     return Draw(value.shape, value.dtype, low, high, regime)
 
 
-def drawn(draws: Mapping[str, Draw], seed: int) -> dict[str, torch.Tensor]:
+def drawn(draws: Mapping[str, Given], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: draw.tensor(generator) for name, draw in draws.items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from graphguard.counterexample import Counterexample
 from graphguard.engine.proof import Relation
@@ -16,15 +17,18 @@ from graphguard.expectation import Expectation
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
 from graphguard.oracle import draws
-from graphguard.oracle.budget import affordable
-from graphguard.oracle.draws import Ranges, Regime
+from graphguard.oracle.budget import affordable, cost
+from graphguard.oracle.draws import Given, Ranges, Regime
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
 from graphguard.oracle.script import script_of
+from graphguard.oracle.shrinking import Difference, shrunk
+from graphguard.oracle.shrunk import Shrunk
 from graphguard.oracle.trial import Trial, UndefinedError, execute
 
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
+_SECONDS_TO_SHRINK, _PER_RUN = 0.25, 5e-3  # a counterexample, as estimated, and what any run takes
 _NARROWER = (8, 4, 2, 1)  # ranges for integers that index in ways that nothing is known of
 
 
@@ -147,7 +151,7 @@ class _Judging:
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
         return Judgement(
             different=bool(kinds),
-            counterexample=self._counterexample(self._earliest(kinds)) if kinds else None,
+            counterexample=self._first_counterexample(kinds),
             conjecture={path: outcome.clean.text for path, outcome in outcomes.items() if outcome.clean is not None},
             trials=len(self.trials),
             seconds=time.perf_counter() - begun,
@@ -155,6 +159,12 @@ class _Judging:
             undecided=undecided,
             contradicted=tuple(contradicted),
         )
+
+    def _first_counterexample(self, kinds: Mapping[str, str]) -> Counterexample | None:
+        if not kinds:
+            return None
+        path = self._earliest(kinds)
+        return self._counterexample(path, kinds[path])
 
     def _undecided(self, path: str) -> str:
         if all(path not in trial.references for trial in self.trials):
@@ -166,15 +176,18 @@ class _Judging:
         places = {value: place for place, node in enumerate(self.sequential.nodes) for value in node.outputs}
         return min(paths, key=lambda path: places.get(self.sequential.outputs[path], -1))  # type: ignore[arg-type]
 
-    def _counterexample(self, path: str) -> Counterexample:
-        output, stated = self._output(path), self.expected.get(path)
-        trial, element, allowed = output.difference(stated)
-        again = execute(self.sequential, self.joint, self.relations, trial.draws, trial.regime, trial.seed)
+    def _counterexample(self, path: str, kind: str) -> Counterexample:
+        stated = self.expected.get(path)
+        found = Difference(*self._output(path).difference(stated))
+        again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
+        smaller = shrunk(found, partial(self._difference, path, kind, found.trial), self._runs())
+        trial, element, allowed = smaller or found
+        output = self._output(path)
         return Counterexample(
             trial.seed,
             {name: value.shape for name, value in self.sequential.inputs.items()},
             element,
-            parting_of(self.sequential, self.joint, again, element, self.mesh),
+            parting_of(self.sequential, self.joint, again, element, self.mesh, None if smaller is None else trial),
             script_of(
                 self.sequential,
                 self.joint,
@@ -185,4 +198,37 @@ class _Judging:
                 stated=stated,
                 reduced=output.reduction(stated) if element.reduced is not None else None,
             ),
+            _words(trial),
         )
+
+    def _difference(self, path: str, kind: str, before: Trial, inputs: Mapping[str, Given]) -> Difference | None:
+        """What differs in the same way as before, on other inputs, whatever the other trials show."""
+        try:
+            trial = execute(self.sequential, self.joint, self.relations, inputs, before.regime, before.seed)
+        except (UndefinedError, ReplayError):
+            return None
+        value, stated = self.sequential.outputs[path], self.expected.get(path)
+        assert value is not None
+        output = Output(path, value.dtype, self.mesh, [trial])
+        if not output.claimed or (output.free() if stated is None else output.expected(stated)).kind != kind:
+            return None
+        return Difference(*output.difference(stated))
+
+    def _runs(self) -> int:
+        """How often the programs may be run for a smaller counterexample."""
+        needed = cost([self.sequential, *self.joint.graphs, *self.relations])
+        return int(_SECONDS_TO_SHRINK / (needed.seconds + _PER_RUN))
+
+
+def _words(trial: Trial) -> tuple[str, ...]:
+    """What the inputs are, where they were made small."""
+    inputs = {name: draw for name, draw in trial.draws.items() if isinstance(draw, Shrunk)}
+    told = [text for name, draw in inputs.items() for text in draw.texts(name)]
+    told += [
+        f"{name} = {draw.rest} {'everywhere' if draw.is_plain else 'elsewhere'}"
+        for name, draw in inputs.items()
+        if draw.rest != 0 and (draw.is_plain or not draw.is_all)
+    ]
+    if any(draw.rest == 0 and (draw.is_plain or not draw.is_all) for draw in inputs.values()):
+        told.append("0 elsewhere" if told else "0 everywhere")
+    return tuple(told)

@@ -28,12 +28,17 @@ _NEAR = 1e-7
 Print = tuple[int, float, float]  # how many numbers, their size, their sum
 
 
-def parting_of(sequential: Graph, joint: Joint, trial: Trial, element: Element, mesh: Mesh) -> Parting | None:
-    """The place on the way to a wrong element where values part; None if there is none to be found cheaply."""
+def parting_of(
+    sequential: Graph, joint: Joint, trial: Trial, element: Element, mesh: Mesh, shown: Trial | None = None
+) -> Parting | None:
+    """The place on the way to a wrong element where values part; None if there is none to be found cheaply.
+
+    shown: the trial whose numbers are told, if that is another one.
+    """
     held = [trial.sequential, *trial.ranks]
     if sum(value.numel for state in held for value in state.values) > _MOST_ELEMENTS:
         return None
-    return _Search(sequential, joint, trial, mesh).run(element)
+    return _Search(sequential, joint, trial, mesh, shown or trial).run(element)
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class _Prints:
 
 
 class _Search:
-    def __init__(self, sequential: Graph, joint: Joint, trial: Trial, mesh: Mesh):
-        self.sequential, self.joint, self.trial = sequential, joint, trial
+    def __init__(self, sequential: Graph, joint: Joint, trial: Trial, mesh: Mesh, shown: Trial):
+        self.sequential, self.joint, self.trial, self.shown = sequential, joint, trial, shown
         self.grid = Grid(mesh, tuple(range(mesh.size)))
         self.makers = {value: node for node in sequential.nodes for value in node.outputs}
         self.of_ranks = [_Prints.of(map(_print, state.values.values())) for state in trial.ranks]
@@ -196,7 +201,7 @@ class _Search:
     # ------------------------------------------------------------------ numbers
     def _numbers(self, made: Value, rank: int, local: Value) -> tuple[float | None, float | None]:
         """One number of each of two tensors at the same place, where they differ most; none where the shapes do not fit."""
-        mine, its = self.trial.sequential.values.get(made), self.trial.ranks[rank].values.get(local)
+        mine, its = self.shown.sequential.values.get(made), self.shown.ranks[rank].values.get(local)
         if mine is None or its is None or mine.is_complex() or its.is_complex() or not its.numel():
             return None, None
         for placements in self._placements(mine):
@@ -204,6 +209,8 @@ class _Search:
             if part.shape == its.shape:
                 distance = (part.to(torch.float64) - its.to(torch.float64)).abs().nan_to_num(0.0)
                 place = int(distance.reshape(-1).argmax())
+                if not float(distance.reshape(-1)[place]):
+                    return None, None
                 return float(part.reshape(-1)[place]), float(its.reshape(-1)[place])
         return None, None
 

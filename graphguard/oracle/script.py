@@ -14,6 +14,7 @@ from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Node, Value
 from graphguard.joint import Joint, Match
 from graphguard.oracle.collective_code import exchanged
+from graphguard.oracle.draws import Draw
 from graphguard.oracle.grid import Grid, Placements
 from graphguard.oracle.operator_code import HELPERS, Constants, Names, lines_of
 from graphguard.oracle.trial import Trial
@@ -88,9 +89,11 @@ class _Script:
 
     def _inputs(self) -> None:
         self._section("inputs")
-        self.body.append(f"g = torch.Generator().manual_seed({self.trial.seed})")
+        if any(isinstance(draw, Draw) for draw in self.trial.draws.values()):
+            self.body.append(f"g = torch.Generator().manual_seed({self.trial.seed})")
         for number, (name, draw) in enumerate(self.trial.draws.items()):
-            self.body.append(f"x{number} = {draw.code()}  # {name}")
+            first, *others = draw.lines(f"x{number}")
+            self.body += [f"{first}  # {name}", *others]
 
     def _given(self, graph: Graph) -> None:
         """Name the sequential inputs of a graph."""

@@ -13,7 +13,7 @@ from graphguard.aten.operators import DTYPES
 from graphguard.errors import ReplayError
 from graphguard.ir import Graph, Node, Value
 from graphguard.joint import Joint
-from graphguard.oracle.draws import Draw, Regime, drawn
+from graphguard.oracle.draws import Given, Regime, drawn
 from graphguard.oracle.reference import NUDGE, Reference, reference
 from graphguard.oracle.replay import Run, run, run_joint
 
@@ -34,7 +34,7 @@ class Trial:
 
     seed: int
     regime: Regime
-    draws: Mapping[str, Draw]
+    draws: Mapping[str, Given]
     sequential: Run
     ranks: list[Run]
     references: dict[str, Reference]
@@ -84,12 +84,12 @@ def _is_outside(error: BaseException) -> bool:
 
 
 def execute(
-    sequential: Graph, joint: Joint, relations: Sequence[Graph], draws: Mapping[str, Draw], regime: Regime, seed: int
+    sequential: Graph, joint: Joint, relations: Sequence[Graph], draws: Mapping[str, Given], regime: Regime, seed: int
 ) -> Trial:
     """Run both programs once, and the sequential one a second time on nudged inputs."""
     inputs = drawn(draws, seed)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # that of the CPU alone: the others cost more than a small program
         alone = _alone(sequential, inputs)
         moved = _alone(sequential, _nudged(inputs, seed))
         kernels = Forgiving()
