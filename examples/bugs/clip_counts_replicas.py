@@ -1,4 +1,4 @@
-"""NVIDIA-NeMo/RL #3788, ROCm/TransformerEngine #715: the gradient norm counts replicated parameters once per rank.
+"""NVIDIA-NeMo/RL #3788, ROCm/TransformerEngine #715, mindspore-ai/hyper-parallel #279: the norm counts replicas once per rank.
 
 To clip, the squares of all gradients are summed over the tensor-parallel group. For sharded parameters that is right;
 parameters that every rank holds are counted as often as there are ranks, and everything is clipped too much.

@@ -1,4 +1,4 @@
-"""huggingface/transformers #36607, NVIDIA-BioNeMo/bionemo-recipes #1449: labels are shifted after the sequence is split.
+"""huggingface/transformers #36607, #48570, NVIDIA-BioNeMo/bionemo-recipes #1449: labels are shifted after the split.
 
 Token i predicts token i + 1. A rank that shifts the labels of its own part has none for its last token, whose label is
 the first one of the next rank: one prediction per boundary is lost.

@@ -1,4 +1,4 @@
-"""NVIDIA/Megatron-LM #737, #7464: label smoothing takes the mean over each rank's part of the vocabulary.
+"""NVIDIA/Megatron-LM #737, #7464, #5522: label smoothing takes the mean over each rank's part of the vocabulary.
 
 Smoothing spreads a part of each label over the whole vocabulary. The ranks take the mean over their own columns, and
 the size of their own shard for that of the vocabulary: every rank has another loss.

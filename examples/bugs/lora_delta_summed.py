@@ -1,4 +1,4 @@
-"""NVIDIA-NeMo/Megatron-Bridge #5634: the LoRA delta of a split expert is complete on every rank, and summed with the rest.
+"""NVIDIA-NeMo/Megatron-Bridge #5634, #5635: the LoRA delta of a split expert is whole on every rank, and summed.
 
 The base output of a row-parallel expert is a summand on each rank; the adapter beside it is replicated. Added before
 the all_reduce, the adapter counts once per rank.

@@ -1,4 +1,4 @@
-"""deepspeedai/DeepSpeed #8437: Muon orthogonalises each rank's shard of a gradient.
+"""deepspeedai/DeepSpeed #8437, NVIDIA/Megatron-LM #6380: Muon orthogonalises each rank's shard of a gradient.
 
 The Newton-Schulz iteration works on the whole matrix. On a shard it orthogonalises other rows: gradients agree to the
 last digit, updates do not.
