@@ -52,7 +52,9 @@ def test_a_bug_is_a_short_file_with_a_fixed_and_a_buggy_check_its_source_and_its
     assert next(iter(checks)) == "fixed" and checks["buggy"] == "refuted"
     assert fault_line(str(file)) is not None
     who, what = headline(str(file))
-    assert what and (re.search(r"/[\w.-]+ #\d+", who) or who.startswith(("Published with GraphGuard", "A common mistake")))
+    assert what and (
+        re.search(r"/[\w.-]+ #\d+", who) or who.startswith(("Published with GraphGuard", "TrainVerify", "A common mistake"))
+    )
     assert len(file.read_text().splitlines()) <= LONGEST
 
 
