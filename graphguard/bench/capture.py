@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from graphguard.capture import libraries
+from graphguard.capture import adapters
 from graphguard.capture.isolate import run_isolated
 from graphguard.capture.program import record_outputs
 from graphguard.capture.recorder import Recorder
@@ -104,7 +104,7 @@ def _record(hidden: int, warm: bool = True) -> tuple[int, float]:
     for attempt in range(5 if warm else 1):
         recorder = Recorder(Graph("llama"))
         if attempt == 0:
-            libraries.adjust(recorder, libraries.Holders())
+            adapters.adjust(recorder, adapters.Holders())
         ids = recorder.tensor_input("ids", (2, 64), torch.int64)
         mask = recorder.tensor_input("mask", (2, 1, 64, 64), torch.float32)
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:

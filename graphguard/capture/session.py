@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Replicate
 from torch.utils import _pytree as pytree
 
 from graphguard import graph_json
-from graphguard.capture import libraries, ranks
+from graphguard.capture import adapters, ranks
 from graphguard.capture.isolate import run_isolated
 from graphguard.capture.objects import ObjectExchange, ObjectsMissing, Sent
 from graphguard.capture.program import Program, flat_inputs, record_outputs
@@ -106,7 +106,8 @@ def capture(
 def _capture_all(
     subject: Subject, whats: list[int | None], progress: Progress | None, use_cache: bool, workers: int | None
 ) -> list[_Answer]:
-    holders = libraries.Holders()
+    adapters.warn_of_versions()
+    holders = adapters.Holders()
     known: Sent = {}
     answers: dict[int, _Answer] = {}
     pending = list(range(len(whats)))
@@ -137,7 +138,7 @@ def _title(rank: int | None) -> str:
     return "the sequential program" if rank is None else f"rank {rank}"
 
 
-def _task(subject: Subject, rank: int | None, holders: libraries.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
+def _task(subject: Subject, rank: int | None, holders: adapters.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
     def task() -> bytes:
         objects = ObjectExchange(known)
         try:
@@ -155,19 +156,19 @@ def _task(subject: Subject, rank: int | None, holders: libraries.Holders, known:
 
 
 # ---------------------------------------------------------------------- in the child
-def _sequential(subject: Subject, holders: libraries.Holders, use_cache: bool) -> Graph:
+def _sequential(subject: Subject, holders: adapters.Holders, use_cache: bool) -> Graph:
     ranks.leave_any_group()
     recorder = Recorder(Graph("sequential"), use_cache=use_cache)
-    libraries.adjust(recorder, holders)
+    adapters.adjust(recorder, holders)
     inputs = {name: recorder.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
     return _record(subject.sequential, recorder, inputs, None, "the sequential program")
 
 
-def _rank(subject: Subject, rank: int, holders: libraries.Holders, objects: ObjectExchange, use_cache: bool) -> list[Graph]:
+def _rank(subject: Subject, rank: int, holders: adapters.Holders, objects: ObjectExchange, use_cache: bool) -> list[Graph]:
     mesh = ranks.become_rank(rank, subject.mesh)
     relation = Recorder(Graph(f"inputs of rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
     recorder = Recorder(Graph(f"rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
-    libraries.adjust(recorder, holders, objects)
+    adapters.adjust(recorder, holders, objects)
     local = _local_inputs(subject, rank, relation)
     relation.graph.outputs = {name: relation.value(tensor) for name, tensor in flat_inputs(local).items()}
     prune(relation.graph)

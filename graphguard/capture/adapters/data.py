@@ -1,0 +1,91 @@
+"""torch: data that a program writes down, draws or reads, where its tensors have none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import init
+from torch.utils._python_dispatch import _disable_current_modes
+
+from graphguard.capture.adapters.holders import Holders
+from graphguard.errors import CaptureError
+
+if TYPE_CHECKING:
+    from graphguard.capture.recorder import Recorder
+
+
+def keep_literal_data(recorder: Recorder, holders: Holders) -> None:
+    """`torch.tensor(data, device=x.device)` would drop the data, as x is on the meta device."""
+    for function, builtin in ((torch.tensor, "aten::tensor"), (torch.as_tensor, "aten::as_tensor")):
+
+        @functools.wraps(function)
+        def keeping(data: Any, *args: Any, _function: Any = function, device: Any = None, **kwargs: Any) -> Any:
+            if isinstance(data, torch.Tensor):
+                return _function(data, *args, device=device, **kwargs)
+            return _function(data, *args, **kwargs)
+
+        torch.jit._builtins._register_builtin(keeping, builtin)  # code compiled from now on finds it as before
+        holders.replace(function, keeping)
+
+    def new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return torch.tensor(data, dtype=dtype or self.dtype, **kwargs)
+
+    torch.Tensor.new_tensor = new_tensor
+
+
+def initialise_without_data(recorder: Recorder, holders: Holders) -> None:
+    """Some initialisers leave tensors without data as they are."""
+
+    def drawing(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(function)
+        def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            function(tensor, *args, **kwargs)
+            if tensor.is_meta:
+                recorder.assume(f"{function.__name__} draws any random numbers: their distribution is not recorded")
+                with torch.no_grad():
+                    tensor.normal_(generator=kwargs.get("generator"))
+            return tensor
+
+        return drawn
+
+    @functools.wraps(init.dirac_)
+    def dirac_(tensor: torch.Tensor, groups: int = 1, _function: Any = init.dirac_) -> torch.Tensor:
+        with _disable_current_modes():
+            data = _function(torch.empty(tensor.shape, dtype=tensor.dtype), groups)
+        with torch.no_grad():
+            return tensor.copy_(data)
+
+    holders.replace(init.dirac_, dirac_)
+    for function in (init.trunc_normal_, init.orthogonal_, init.sparse_):
+        holders.replace(function, drawing(function))
+
+
+def read_values_from_the_graph(recorder: Recorder) -> None:
+    """`.tolist()` and `.numpy()` read memory behind the recorder's back: answer them from constants."""
+
+    def reading(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self.is_meta and recorder.aliases.storage_of(self) is None:
+                return method(self, *args, **kwargs)
+            with _disable_current_modes():
+                result = method(recorder.constant_tensor(self), *args, **kwargs)
+            if isinstance(result, np.ndarray):
+                result.flags.writeable = False  # it does not share the tensor's memory, as the program may count on
+            return result
+
+        return wrapper
+
+    for name in ("tolist", "numpy", "__array__"):
+        setattr(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
+
+    def unmodelled(self: torch.Tensor, *args: Any) -> None:
+        recorder.locate()
+        raise recorder.failed(CaptureError("apply_ and map_ run Python on every element, which is not modelled; use operators"))
+
+    for name in ("apply_", "map_", "map2_"):  # without data they would do nothing, and say nothing
+        setattr(torch.Tensor, name, unmodelled)

@@ -1,0 +1,50 @@
+"""megatron-core."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphguard.capture.adapters.versions import check_version
+from graphguard.capture.imports import when_imported
+
+if TYPE_CHECKING:
+    from graphguard.capture.recorder import Recorder
+
+_META = torch.device("meta")
+
+
+def adjust_megatron(recorder: Recorder) -> None:
+    """megatron-core keeps random states per GPU, and asks torch for the current GPU as the device of new tensors."""
+
+    def adjust_random(random: Any) -> None:
+        check_version(recorder, "megatron-core")
+        random.CudaRNGStatesTracker.add = lambda self, name, seed: self.set_states({**self.states_, name: seed})
+        random.CudaRNGStatesTracker.fork = fork
+        random._get_cuda_rng_state = random._set_cuda_rng_state = lambda *args, **kwargs: None
+        torch.cuda.current_device = lambda: _META
+
+    def fork(self: Any, name: str = "") -> contextlib.AbstractContextManager[None]:
+        recorder.assume("megatron-core draws random numbers (dropout, initialisation) from one stream per rank")
+        return contextlib.nullcontext()
+
+    def adjust_norm(torch_norm: Any) -> None:
+        construct = torch_norm.WrappedTorchNorm.__new__
+
+        def norm(cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+            alone = copy.copy(config)
+            alone.sequence_parallel = False  # refused, as only the fused norms mark their parameters
+            module: torch.nn.Module = construct(cls, alone, *args, **kwargs)
+            if config.sequence_parallel:
+                recorder.assume("megatron-core's norms under sequence parallelism are torch's, their parameters marked as such")
+                for parameter in module.parameters():
+                    parameter.sequence_parallel = True
+            return module
+
+        torch_norm.WrappedTorchNorm.__new__ = norm
+
+    when_imported("megatron.core.tensor_parallel.random", adjust_random)
+    when_imported("megatron.core.transformer.torch_norm", adjust_norm)
