@@ -7,16 +7,14 @@ the numbers that it may be: `ids < lo` is Σ_v [ids = v] for v below lo. So mask
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
+from graphguard.engine.choice import row_at, rows_of
 from graphguard.engine.definition import Part
 from graphguard.engine.function import apply
 from graphguard.engine.grid import covers, in_cells, unmasked
 from graphguard.engine.lane import Lane, collapse, larger, smaller, varies
-from graphguard.engine.merge import matches, merged
+from graphguard.engine.merge import merged
 from graphguard.engine.product import Layout, constant, filled, multiply
 from graphguard.engine.table import Table
 from graphguard.engine.term import (
@@ -27,7 +25,6 @@ from graphguard.engine.term import (
     Factor,
     Index,
     Term,
-    Undescribed,
     Value,
     combined,
     extent,
@@ -243,77 +240,12 @@ def one_hot(table: Table, value: Value, size: int, dim: int) -> Value:
 
 
 def _one_hot_of_choice(table: Table, value: Value, size: int, dim: int) -> Value:
-    """For `where(lo <= ids < hi, ids - lo, 0)`: the rows of ids - lo where it is chosen, the row of 0 elsewhere."""
-    shift: Lane = 0
-    chosen: Term | None = None
-    linear = 0
-    for term in map(partial(_opened, table), value.terms):
-        deltas = [f for f in term.factors if f.atom.kind == "delta"]
-        if len(deltas) != 1 or len(term.summed) != 1 or term.coefficient.denominator != 1:
-            raise Undescribed("an index that is computed from several tensors")
-        rest = [f for f in term.factors if f is not deltas[0]]
-        if not rest:
-            shift = collapse(shift + int(term.coefficient) * term.weight)
-        elif len(rest) == 1 and term.coefficient == 1 and not varies(term.weight) and _is_subject(table, rest[0], deltas[0]):
-            linear += 1
-        else:
-            raise Undescribed("an index that is computed from several tensors")
-        bare = term.with_(coefficient=ONE, weight=1, factors=(deltas[0],))
-        if chosen is not None and not _alike(chosen, bare, term.weight):
-            raise Undescribed("an index that is chosen in several ways")
-        chosen = bare if chosen is None or rest else chosen
-    if chosen is None or linear != 1:
-        raise Undescribed("an index that is chosen in several ways")
-    (delta,), (summed,) = chosen.factors, chosen.summed
+    """Each row where it is chosen, and the row of the number that the tensor is elsewhere."""
     shape = (*value.shape[:dim], size, *value.shape[dim:])
-    variable = next(table.names)
-    dims = (*chosen.dims[:dim], (variable,), *chosen.dims[dim:])
-    box = (*chosen.box[:dim], (0, size), *chosen.box[dim:])
-    ranges = {**chosen.ranges, variable: (0, size)}
-    position = Index(((variable, 1), (summed, -1)), collapse(-shift))
-    position = combined([position])
-    moved = table.settle(Term(ONE, (delta, Factor(IMPULSE, (position,))), ranges, dims, box))
-    first = Factor(IMPULSE, (Index(((variable, 1),)),))
-    elsewhere = negate(table, Value(value.shape, (chosen,)))
-    terms = [] if moved is None else [moved]
+    rows, masks, base = rows_of(table, value, size, dim)
+    settled = [each for each in map(table.settle, masks) if each is not None]
+    elsewhere = negate(table, Value(value.shape, merged(table, settled)))
     for term in elsewhere.terms:
-        wide = (*term.dims[:dim], (variable,), *term.dims[dim:])
-        settled = table.settle(
-            term.with_(
-                factors=(*term.factors, first),
-                ranges={**term.ranges, variable: (0, size)},
-                dims=wide,
-                box=(*term.box[:dim], (0, size), *term.box[dim:]),
-            )
-        )
-        if settled is not None:
-            terms.append(settled)
-    return Value(shape, tuple(terms))
-
-
-def _opened(table: Table, term: Term) -> Term:
-    """A delta at one value as a sum of deltas over that value."""
-    for place, factor in enumerate(term.factors):
-        if factor.atom.kind == "delta" and not factor.at[-1].terms:
-            value = factor.at[-1].offset
-            variable = next(table.names)
-            opened = factor._replace(at=(*factor.at[:-1], Index(((variable, 1),))))
-            factors = (*term.factors[:place], opened, *term.factors[place + 1 :])
-            return term.with_(factors=factors, ranges={**term.ranges, variable: (value, collapse(value + 1))})
-    return term
-
-
-def _is_subject(table: Table, factor: Factor, delta: Factor) -> bool:
-    """Whether the factor is what the delta compares, at the same position."""
-    atom, axes = delta_of(table, (factor,))
-    return atom is delta.atom and all(a.key == b.key for a, b in zip(axes, delta.at[:-1], strict=True))
-
-
-def _alike(a: Term, b: Term, weight: Lane) -> bool:
-    """Whether two terms are alike in the lanes where a weight counts."""
-    there = np.asarray(weight) != 0
-    for names, _ in matches(a, b):
-        spans = [(a.ranges[v], b.ranges[w]) for v, w in names.items()]
-        if all(np.all((np.asarray(x[n]) == y[n]) | ~there) for x, y in spans for n in (0, 1)):
-            return True
-    return False
+        row = table.settle(row_at(term, size, dim, next(table.names), None, base))
+        rows += [] if row is None else [row]
+    return Value(shape, tuple(rows))

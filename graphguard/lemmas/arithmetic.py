@@ -224,7 +224,17 @@ def clamp_max(c: Call, x: Value, high: Any) -> Value:
 
 def clamped(c: Call, x: Value, low: Any, high: Any) -> Value:
     bounds = _bound(low, float("-inf")), _bound(high, float("inf"))
+    if c.is_whole(0) and span_of(c.table, x) is not None and all(isinstance(each, int | None) for each in (low, high)):
+        return _clamped_to_numbers(c, x, low, high)
     return c.fn("relu", x) if bounds == (Fraction(0), None) else c.fn("clamp", x, parameters=bounds)
+
+
+def _clamped_to_numbers(c: Call, x: Value, low: int | None, high: int | None) -> Value:
+    """An index that is clamped into a range is itself there, and the ends of the range elsewhere."""
+    ends = [(name, c.full(x.shape, end)) for name, end in (("lt", low), ("gt", high)) if end is not None]
+    beyond = [c.compare(name, x, end, whole=True) for name, end in ends]
+    inside = c.negate(c.add(*beyond))
+    return c.add(c.mul(x, inside), *(c.mul(end, mask) for (_, end), mask in zip(ends, beyond, strict=True)))
 
 
 def _bound(number: Any, none: float) -> Fraction | None:

@@ -194,6 +194,10 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], y: Value, accu
     hots = [hot(c, each, c.size(x, dim), rank, wraps=True) for dim, each in zip(places, picked, strict=True)]
     names = [shared + labels[d] for d in places]
     y = c.expand(y, [*x.shape[: places[0]], *picked[0].shape, *x.shape[places[-1] + 1 :]])
+    if not accumulate:
+        change = c.sub(y, index(c, x, indices))
+        if len(change.terms) < len(y.terms):  # x[i] -= c changes x by c there
+            y, accumulate = change, True
     new = c.selected([before + shared + after, *names], labels, y, *hots)
     if accumulate:
         return c.add(x, new)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from graphguard.engine.choice import Piece, piece_of
 from graphguard.engine.grid import in_cells, unmasked
 from graphguard.engine.integer import in_pieces
 from graphguard.engine.lane import Lane, at_lane, collapse, everywhere, larger, smaller
 from graphguard.engine.table import Table
-from graphguard.engine.term import IDX, Atom, Factor, Index, Term, Undescribed, Value, bounds, extent, substituted
+from graphguard.engine.term import IDX, Factor, Term, Undescribed, Value, bounds, extent
 from graphguard.ir import Constant
 from graphguard.lemmas.registry import Call
 
 Span = tuple[Lane, Lane]  # the smallest and the largest number, inclusive
-MOST_PIECES = 256
 
 
 def declare(c: Call, index: Value, size: int) -> None:
@@ -98,17 +98,9 @@ def _numbers(term: Term) -> Iterator[Lane]:
             yield index.offset
 
 
-class _Piece(NamedTuple):
-    """number · subject, or the number alone, where the subject is in one of the ranges (or anywhere)."""
-
-    number: int
-    linear: bool
-    ranges: list[tuple[int, int]] | None
-
-
 def _lane_span(table: Table, value: Value, lane: int) -> tuple[int, int] | None:
     low = high = 0
-    pieces: dict[Hashable, list[_Piece]] = {}
+    pieces: dict[Hashable, list[Piece]] = {}
     bounds_of: dict[Hashable, tuple[int, int] | None] = {}
     for term in value.terms:
         number = term.coefficient * at_lane(term.weight, lane)
@@ -120,7 +112,7 @@ def _lane_span(table: Table, value: Value, lane: int) -> tuple[int, int] | None:
             at_lane(a, lane) == 0 and at_lane(b, lane) == at_lane(size, lane)
             for (a, b), size in zip(term.box, value.shape, strict=True)
         )
-        found = _piece(table, term, int(number), lane)
+        found = piece_of(table, term, int(number), lane)
         if found is not None:
             key, piece, known = found
             if not whole:  # elsewhere the term is 0, whatever the subject is
@@ -144,7 +136,7 @@ def _lane_span(table: Table, value: Value, lane: int) -> tuple[int, int] | None:
     return low, high
 
 
-def _extremes(pieces: list[_Piece], known: tuple[int, int] | None) -> tuple[int, int] | None:
+def _extremes(pieces: list[Piece], known: tuple[int, int] | None) -> tuple[int, int] | None:
     """The smallest and the largest sum of the pieces, over all values of the subject: it is linear between ends of ranges."""
     ends = {end for piece in pieces for span in piece.ranges or () for end in span}
     if known is None:
@@ -156,77 +148,9 @@ def _extremes(pieces: list[_Piece], known: tuple[int, int] | None) -> tuple[int,
     return (min(sums), max(sums)) if sums else (0, 0)
 
 
-def _sum(pieces: list[_Piece], subject: int) -> int:
+def _sum(pieces: list[Piece], subject: int) -> int:
     present = (p for p in pieces if p.ranges is None or any(low <= subject < high for low, high in p.ranges))
     return sum(piece.number * (subject if piece.linear else 1) for piece in present)
-
-
-def _piece(table: Table, term: Term, number: int, lane: int) -> tuple[Hashable, _Piece, tuple[int, int] | None] | None:
-    """A term that depends on one whole-number tensor: its name, the piece, and the range of the tensor."""
-    deltas = [f for f in term.factors if f.atom.kind == "delta" and f.power == 1]
-    others = [f for f in term.factors if not any(f is delta for delta in deltas)]
-    if len(others) > 1 or len(deltas) > 1 or any(f.power != 1 for f in others):
-        return None
-    if not deltas:
-        if not others or term.summed or others[0].atom.id not in table.bounds or others[0].atom.kind == "idx":
-            return None
-        return _place(term, others[0].atom, others[0].at, lane), _Piece(number, True, None), table.bounds[others[0].atom.id]
-    subject = _subject(table, deltas[0])
-    ranges = _values(term, deltas[0].at[-1], lane)
-    if subject is None or ranges is None:
-        return None
-    atom, at = subject
-    place = _place(term, atom, at, lane)
-    if others and (others[0].atom is not atom or _place(term, atom, others[0].at, lane) != place):
-        return None
-    return place, _Piece(number, bool(others), ranges), table.bounds.get(atom.id)
-
-
-def _subject(table: Table, delta: Factor) -> tuple[Atom, tuple[Index, ...]] | None:
-    """What a delta compares, if that is one tensor, and where it is read."""
-    (products,) = table.definitions[delta.atom.id].operands
-    if len(products) != 1 or len(products[0].factors) != 1 or products[0].label[1] != 1:  # type: ignore[index]
-        return None
-    (factor,) = products[0].factors
-    if factor.power != 1 or products[0].extents:
-        return None
-    axes = {-1 - n: index for n, index in enumerate(delta.at[:-1])}
-    return factor.atom, tuple(substituted(index, axes) for index in factor.at)
-
-
-def _place(term: Term, atom: Atom, at: tuple[Index, ...], lane: int) -> Hashable:
-    """Equal for an atom read at the same positions, whatever the variables are called."""
-    names = {v: (dim, n) for dim, group in enumerate(term.dims) for n, v in enumerate(group)}
-    sizes = tuple(tuple(at_lane(extent(term.ranges[v]), lane) for v in group) for group in term.dims)
-    read = []
-    for index in at:
-        start = at_lane(index.offset, lane) + sum(stride * at_lane(term.ranges[v][0], lane) for v, stride in index.terms)
-        read.append((tuple(sorted((names.get(v, (-1, v)), stride) for v, stride in index.terms)), start))
-    return atom.id, tuple(read), sizes
-
-
-def _values(term: Term, index: Index, lane: int) -> list[tuple[int, int]] | None:
-    """The numbers that an index over summed variables takes, as ranges; None if it is over others, or in too many pieces."""
-    if {v for v, _ in index.terms} != set(term.summed) or any(
-        f.atom.kind != "delta" for f in term.factors if _mentions(f, term)
-    ):
-        return None
-    ranges = [(at_lane(index.offset, lane), at_lane(index.offset, lane) + 1)]
-    for variable, stride in sorted(index.terms, key=lambda each: abs(each[1])):
-        low, high = (at_lane(end, lane) for end in term.ranges[variable])
-        if abs(stride) == 1 and ranges[0][1] - ranges[0][0] == 1 and len(ranges) == 1:
-            start = ranges[0][0] + min(stride * low, stride * (high - 1))
-            ranges = [(start, start + max(0, high - low))]
-        elif (high - low) * len(ranges) > MOST_PIECES:
-            return None
-        else:
-            ranges = [(a + stride * v, b + stride * v) for v in range(low, high) for a, b in ranges]
-    spans = sorted(ranges)
-    return None if any(first[1] > second[0] for first, second in pairwise(spans)) else spans
-
-
-def _mentions(factor: Factor, term: Term) -> bool:
-    return any(v in term.summed for v in factor.variables())
 
 
 def _product_span(table: Table, term: Term, number: int, lane: int) -> tuple[int, int] | None:

@@ -1,5 +1,7 @@
 """Embedding and cross entropy with the vocabulary split over the ranks, as Megatron writes them."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -44,6 +46,27 @@ def embedded_by_masked_fill(tokens, weight, start):
 def embedded_by_product(tokens, weight, start):
     own = (tokens >= start) & (tokens < start + weight.size(0))
     return F.embedding(torch.where(own, tokens - start, 0), weight) * own.unsqueeze(-1)
+
+
+def embedded_by_clamp(tokens, weight, start):
+    own = (tokens >= start) & (tokens < start + weight.size(0))
+    return F.embedding((tokens - start).clamp(0, weight.size(0) - 1), weight) * own.unsqueeze(-1)
+
+
+def embedded_by_the_second_row(tokens, weight, start):
+    """It does not matter which row a foreign token reads."""
+    foreign = (tokens < start) | (tokens >= start + weight.size(0))
+    ids = (tokens - start).masked_fill(foreign, 1)
+    return F.embedding(ids, weight).masked_fill(foreign.unsqueeze(-1), 0.0)
+
+
+def embedding_clamped_without_mask(tokens, weight, dy, mesh):
+    group = mesh.get_group("tp")
+    p = leaves({"weight": weight})
+    start = first_row(VOCAB, group)
+    rows = F.embedding((tokens - start).clamp(0, weight.size(0) - 1), p["weight"])  # fault: rows of clamped tokens stay
+    y = reduce_from(rows, group)
+    return {"y": y.detach(), "grads": gradients(y, p, dy)}
 
 
 def embedding_tp_with(embedded, vocab=VOCAB):
@@ -124,11 +147,14 @@ def embedding_cases():
         yield embedding_case("index-put", embedding_tp_with(embedded_by_index_put), tp)
         yield embedding_case("masked-fill", embedding_tp_with(embedded_by_masked_fill, 8), tp, vocab=8)
         yield embedding_case("product", embedding_tp_with(embedded_by_product), tp)
+        yield embedding_case("clamp", embedding_tp_with(embedded_by_clamp), tp)
+    yield embedding_case("second-row", embedding_tp_with(embedded_by_the_second_row), 2)
     yield embedding_case("uneven", embedding_tp_with(embedded_by_masked_fill, 10), 4, vocab=10)
 
 
 def embedding_faults():
     base = embedding_case("", embedding_tp_with(embedded_by_masked_fill), 4)
+    yield faulty(base, "embedding-clamped", embedding_clamped_without_mask, "rows of clamped tokens stay")
     yield faulty(base, "embedding-without-zeros", embedding_without_zeros, "rows of foreign tokens are not zero")
     yield faulty(base, "embedding-first-token-lost", embedding_first_token_lost, "the first row of each rank is lost")
     yield faulty(
@@ -229,6 +255,38 @@ def head_tp_with(cross_entropy, *options, vocab=VOCAB):
     return head_tp
 
 
+def blocks(h, up, down, sum_up=lambda x: x, copied=lambda x: x):
+    for _ in range(2):
+        h = h + sum_up(torch.tanh(copied(h) @ up) @ down)
+    return h
+
+
+def deep_head(h, weight, target, up, down):
+    """The gradient of the loss flows back through two blocks: its terms must not multiply on the way."""
+    p = leaves({"h": h, "weight": weight, "up": up, "down": down})
+    logits = F.linear(blocks(p["h"], p["up"], p["down"]), p["weight"])
+    losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(target)
+    loss = losses.mean()
+    return {"losses": losses.detach(), "loss": loss.detach(), "grads": gradients(loss, p)}
+
+
+def deep_head_tp(h, weight, target, up, down, mesh):
+    group = mesh.get_group("tp")
+    p = leaves({"h": h, "weight": weight, "up": up, "down": down})
+    h = blocks(p["h"], p["up"], p["down"], lambda x: reduce_from(x, group), lambda x: copy_to(x, group))
+    logits = F.linear(copy_to(h, group), p["weight"])
+    losses = CrossEntropyInPlace.apply(logits, target, first_row(VOCAB, group), group)
+    loss = losses.mean()
+    return {"losses": losses.detach(), "loss": loss.detach(), "grads": gradients(loss, p)}
+
+
+def deep_head_case(tp):
+    base = head_case("deep", deep_head, deep_head_tp, tp)
+    inputs = {**base.inputs, "up": Input((HIDDEN, 8), Shard(1)), "down": Input((8, HIDDEN), Shard(0))}
+    relation = {**base.relation, "grads.up": {"tp": Shard(1)}, "grads.down": {"tp": Shard(0)}}
+    return replace(base, inputs=inputs, relation=relation)
+
+
 def head_gathered(h, weight, target, mesh):
     """All logits on all ranks."""
     group = mesh.get_group("tp")
@@ -313,6 +371,7 @@ def head_cases():
         yield head_case("gather", head, head_tp_with(CrossEntropy, vocab=8), tp, vocab=8)
         yield head_case("smoothed", smoothed_head, head_tp_with(CrossEntropy, SMOOTHING), tp)
         yield head_case("gathered-logits", head, head_gathered, tp)
+        yield deep_head_case(tp)
     yield head_case("uneven", head, head_tp_with(CrossEntropy, vocab=10), 4, vocab=10)
 
 
