@@ -1,72 +1,69 @@
-"""Programs that look wrong and are right.
-
-A shift of the softmax that is a sum where a maximum is meant (tenstorrent/tt-xla #6075): any shift cancels, over the reals.
-A bias that only one rank adds, before the sum. A loss that is multiplied by the number of context-parallel ranks, because
-the mean of gradients is taken over more ranks than hold different examples.
-"""
+"""Programs that look wrong and are right: over real numbers they compute what the sequential program does."""
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import graphguard as gg
 from graphguard import Replicate, Shard
 
-TOKENS, WORDS, HIDDEN, WIDTH, RATE = 8, 6, 4, 6, 0.1
+
+def softmax(x):
+    return x.softmax(-1)
 
 
-def softmax(scores):
-    return scores.softmax(-1)
-
-
-def softmax_shifted_by_a_sum(scores):
-    shift = scores.amax(-1, keepdim=True)
-    dist.all_reduce(shift)  # a sum, not a maximum
-    weights = torch.exp(scores - shift)
+def shifted_by_a_sum(x):
+    """The shift is the sum of all ranks' maxima instead of their maximum. It cancels, whatever it is."""
+    shift = x.amax(-1, keepdim=True)
+    dist.all_reduce(shift)
+    weights = (x - shift).exp()
     total = weights.sum(-1, keepdim=True)
     dist.all_reduce(total)
     return weights / total
 
 
 @gg.check
-def the_shift_of_a_softmax_cancels():
-    inputs = {"scores": gg.Input((TOKENS, WORDS), Shard(1))}
-    return gg.verify(softmax, softmax_shifted_by_a_sum, mesh={"tp": 2}, inputs=inputs)
+def softmax_shift():
+    return gg.verify(softmax, shifted_by_a_sum, mesh={"tp": 2}, inputs={"x": gg.Input((3, 8), Shard(1))})
 
 
-def linear(x, w, bias):
-    return torch.relu(x @ w + bias)
+def linear(x, weight, bias):
+    return F.linear(x, weight, bias)
 
 
-def bias_on_rank_0(x, w, bias):
-    y = x @ w
-    if dist.get_rank() == 0:
-        y = y + bias
+def bias_on_one_rank(x, weight, bias):
+    """A bias before the sum counts once, where only one rank adds it."""
+    y = F.linear(x, weight, bias if dist.get_rank() == 0 else None)
     dist.all_reduce(y)
-    return torch.relu(y)
+    return y
 
 
 @gg.check
-def one_rank_adds_the_bias_before_the_sum():
-    inputs = {"x": gg.Input((TOKENS, WIDTH), Shard(1)), "w": gg.Input((WIDTH, HIDDEN), Shard(0)), "bias": gg.Input((HIDDEN,))}
-    return gg.verify(linear, bias_on_rank_0, mesh={"tp": 2}, inputs=inputs)
+def row_bias():
+    inputs = {"x": gg.Input((3, 8), Shard(1)), "weight": gg.Input((5, 8), Shard(1)), "bias": gg.Input((5,))}
+    return gg.verify(linear, bias_on_one_rank, mesh={"tp": 4}, inputs=inputs)
 
 
-def train(x, w):
-    torch.tanh(x @ w.requires_grad_()).pow(2).sum(-1).mean().backward()
-    return w.detach() - RATE * w.grad
+TOKENS = 8
 
 
-def loss_times_cp(x, w, mesh):
-    """The mean over a rank's tokens; every rank of a context-parallel group counts them among all of its group's."""
-    cp = mesh["cp"].size()
-    loss = torch.tanh(x @ w.requires_grad_()).pow(2).sum(-1).sum() / (x.size(0) * cp)
-    (loss * cp).backward()
+def token_mean(x, w):
+    w.requires_grad_()
+    (torch.tanh(x @ w).sum() / TOKENS).backward()
+    return w.grad
+
+
+def multiplied_by_context(x, w, mesh):
+    """The loss times the context-parallel size, and then a mean over all ranks, those of one context included."""
+    w.requires_grad_()
+    mine = TOKENS // mesh["dp"].size()
+    (torch.tanh(x @ w).sum() / mine * mesh["cp"].size()).backward()
     dist.all_reduce(w.grad)
-    w.grad /= dist.get_world_size()
-    return w.detach() - RATE * w.grad
+    return w.grad / dist.get_world_size()
 
 
 @gg.check
-def a_loss_times_cp_with_a_mean_over_all_ranks():
-    inputs = {"x": gg.Input((TOKENS, HIDDEN), {"dp": Shard(0), "cp": Shard(0)}), "w": gg.Input((HIDDEN, HIDDEN))}
-    return gg.verify(train, loss_times_cp, mesh={"dp": 2, "cp": 2}, inputs=inputs, outputs={"out": Replicate()})
+def context_factor():
+    inputs = {"x": gg.Input((2, TOKENS // 2, 3), {"dp": Shard(0), "cp": Shard(1)}), "w": gg.Input((3, 4))}
+    mesh, outputs = {"dp": 2, "cp": 2}, {"out": Replicate()}
+    return gg.verify(token_mean, multiplied_by_context, mesh=mesh, inputs=inputs, outputs=outputs)

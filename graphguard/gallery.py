@@ -1,7 +1,8 @@
 """What comes of the example gallery: one row per check, and the page of bugs (BUGS.md) that is made of them.
 
 A file below `examples/bugs` has two programs, the faulty one and its repair. Its constant BUG_LINE is the text of the
-faulty line, and the first line of its docstring says who reported the bug and what was wrong.
+faulty line. The first line of its docstring says who reported the bug and what was wrong; a last paragraph `Also: ...` names
+further reports of the same fault.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Row:
 
     @property
     def is_bug(self) -> bool:
-        return self.expect == "refuted"
+        """Whether the program is wrong, also where no verdict says so yet."""
+        return self.expect == "refuted" or self.name == "buggy"
 
     @property
     def place(self) -> int | None:
@@ -108,6 +110,28 @@ def fault_line(file: str) -> int | None:
 
 def headline(file: str) -> tuple[str, str]:
     """Who reported the bug, and what was wrong, from the first line of the docstring."""
-    docstring = ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or ""
-    who, _, what = docstring.partition("\n")[0].partition(": ")
+    who, _, what = _docstring(file).partition("\n")[0].partition(": ")
     return who, what.rstrip(".")
+
+
+def reporters(file: str) -> str:
+    """All who reported the bug, those of the same fault included: `owner/name #1, #2, other/one #3`."""
+    *_, last = _docstring(file).split("\n\n")
+    also = " ".join(last.split()).removeprefix("Also: ").rstrip(".") if last.startswith("Also: ") else ""
+    return ", ".join(filter(None, [headline(file)[0], also]))
+
+
+def issues(who: str) -> list[tuple[str, int]]:
+    """Repository and number of each issue or pull request; nothing where the text names other sources."""
+    repository, found = "", []
+    for part in who.split(", "):
+        match = re.fullmatch(r"(?:([\w.-]+/[\w.-]+) )?#(\d+)", part)
+        if match is None:
+            return []
+        repository = match[1] or repository
+        found.append((repository, int(match[2])))
+    return found
+
+
+def _docstring(file: str) -> str:
+    return ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or ""

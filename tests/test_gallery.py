@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from graphguard import demo
+from graphguard import bugs, demo
 from graphguard.checks import find_checks
 from graphguard.cli import main
-from graphguard.gallery import GALLERY, Row, fault_line, headline, row_of
+from graphguard.gallery import GALLERY, Row, fault_line, headline, issues, reporters, row_of
 
 BUGS = sorted((GALLERY / "bugs").glob("*.py"))
 PAGE = Path(__file__).parent.parent / "BUGS.md"
 LONGEST = 92
 LOCATED = {"1st": 17, "2nd": 6}  # of the faulty lines: named first, named second
+REPORTS = 100  # pairs of a public report and a program that has its fault
 
 
 # ---------------------------------------------------------------------- the gallery itself
@@ -33,23 +35,48 @@ def test_a_bug_has_its_verdicts_and_its_line_of_the_page(file, monkeypatch):
     done = [row_of(check.outcome()) for check in find_checks(str(file))]
     for each in done:
         assert each.as_expected, f"{each.stem}::{each.name}: {each.verdict}: {each.found}"
-    (line,) = (line for line in PAGE.read_text().splitlines() if f"({file.relative_to(GALLERY.parent)})" in line)
-    assert line == demo._page_line(str(file), done).rstrip("\n"), "run `python -m graphguard.demo BUGS.md`"
+    (line,) = (line for line in page_table("Faults") if f"({file.relative_to(GALLERY.parent)})" in line)
+    assert line == bugs.fault_line_of(str(file), done).rstrip("\n"), "run `python -m graphguard.demo BUGS.md`"
+
+
+def page_table(title):
+    """The rows of the table below that head."""
+    (part,) = (part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{title}\n"))
+    return [line for line in part.splitlines() if line.startswith("| ")][1:]
 
 
 def test_the_page_has_every_bug_and_says_how_many_are_located():
-    lines = PAGE.read_text().splitlines()
-    bugs = [line for line in lines if line.startswith("| ") and "examples/bugs/" in line]
-    assert len(bugs) == len(BUGS) == 33
-    assert {place: sum(line.endswith(f"| {place} |") for line in bugs) for place in LOCATED} == LOCATED
-    assert lines[-1].startswith(f"33 of 33 faults are refuted. The faulty line is named first for {LOCATED['1st']}, ")
-    assert PAGE.read_text().startswith(demo._PAGE)
+    faults = page_table("Faults")
+    assert len(faults) == len(BUGS)
+    assert {place: sum(line.endswith(f"| {place} |") for line in faults) for place in LOCATED} == LOCATED
+    undecided = sum("| refuted |" not in line for line in faults)
+    later = len(BUGS) - sum(LOCATED.values()) - undecided
+    text = PAGE.read_text()
+    assert f"\n| {len(BUGS)} faults | {LOCATED['1st']} | {LOCATED['2nd']} | {later} | {undecided} |\n" in text
+    assert text.startswith(bugs.HEAD)
+
+
+def test_the_page_has_every_report_with_its_programs():
+    lines = page_table("Reports")
+    reports = {(issue, file.stem) for file in BUGS for issue in issues(reporters(str(file)))}
+    assert len(lines) == len(reports) == REPORTS
+    for (repository, number), stem in reports:
+        start = (
+            f"| [{repository} #{number}](https://github.com/{repository}/issues/{number}) | [{stem}](examples/bugs/{stem}.py) |"
+        )
+        assert any(line.startswith(start) for line in lines)
+
+
+def test_reports_without_a_program_have_a_reason():
+    lines = bugs.NOT_SHOWN.read_text().splitlines()
+    assert [line.count("|") for line in lines] == [4] * len(lines) and PAGE.read_text().endswith("\n".join(lines) + "\n")
+    assert all(issues(line.split("|")[1].strip()) for line in lines[2:])
 
 
 @pytest.mark.parametrize("file", BUGS, ids=lambda file: file.stem)
 def test_a_bug_is_a_short_file_with_a_fixed_and_a_buggy_check_its_source_and_its_line(file):
     checks = {check.name: check.expect for check in find_checks(str(file))}
-    assert next(iter(checks)) == "fixed" and checks["buggy"] == "refuted"
+    assert next(iter(checks)) == "fixed" and checks.pop("buggy") in ("refuted", "unproven") and "refuted" not in checks.values()
     assert fault_line(str(file)) is not None
     who, what = headline(str(file))
     assert what and (
@@ -58,10 +85,10 @@ def test_a_bug_is_a_short_file_with_a_fixed_and_a_buggy_check_its_source_and_its
     assert len(file.read_text().splitlines()) <= LONGEST
 
 
-def test_the_published_and_the_reported_bugs_are_there():
+def test_the_published_bugs_are_there():
     sources = [headline(str(file))[0] for file in BUGS]
-    assert sum(who.startswith("Published") for who in sources) == 6
-    assert sum("#" in who for who in sources) == 25
+    assert sum(who.startswith("Published with GraphGuard") for who in sources) == 6
+    assert sum(who.startswith("TrainVerify") for who in sources) == 14
 
 
 # ---------------------------------------------------------------------- the table
@@ -194,7 +221,7 @@ def bug(tmp_path, named, verdict="refuted"):
 )
 def test_a_line_of_the_page_says_where_the_faulty_line_is_named(tmp_path, named, place):
     file, done = bug(tmp_path, named)
-    assert demo._page_line(file, done) == (
+    assert bugs.fault_line_of(file, done) == (
         "| [some-org/repo.py #12](https://github.com/some-org/repo.py/issues/12), "
         "[#34](https://github.com/some-org/repo.py/issues/34), [other/one #5](https://github.com/other/one/issues/5) "
         "([fault](examples/bugs/fault.py)) | a \\| sign | verified | refuted | "
@@ -202,10 +229,32 @@ def test_a_line_of_the_page_says_where_the_faulty_line_is_named(tmp_path, named,
     )
 
 
-def test_the_page_counts_faults_and_leaves_strategies_out(tmp_path):
+def test_the_page_counts_faults_and_reports_and_leaves_strategies_out(tmp_path):
     file, done = bug(tmp_path, [("fault.py", 7)])
     strategy = Row("mlp.py", "mlp", "verified", "verified", "out = rank0.out", (), 0.5, 0)
-    page = demo.bugs_page([strategy, *done])
-    assert page == demo._PAGE + demo._page_line(file, done) + (
-        "\n1 of 1 faults are refuted. The faulty line is named first for 1, second for 0, and later or not at all for 0.\n"
-    )
+    page = bugs.bugs_page([strategy, *done])
+    assert "\n| 1 faults | 1 | 0 | 0 | 0 |\n| 3 public reports | 3 | 0 | 0 | 0 |\n\n1 of 1 repairs are verified.\n" in page
+    assert bugs.FAULTS + bugs.fault_line_of(file, done) + bugs.REPORTS in page
+    program = "[fault](examples/bugs/fault.py) | verified | refuted | 1st |"
+    assert page.split(bugs.REPORTS)[1].startswith(f"| [other/one #5](https://github.com/other/one/issues/5) | {program}\n")
+
+
+def test_a_fault_that_no_verdict_catches_is_counted_as_not_decided(tmp_path):
+    _, (repair, fault) = bug(tmp_path, [("fault.py", 7)], verdict="unproven")
+    undecided = dataclasses.replace(fault, expect="unproven")
+    assert "\n| 1 faults | 0 | 0 | 0 | 1 |\n" in bugs.bugs_page([repair, undecided])
+
+
+def test_a_report_with_several_faults_counts_as_its_worst(tmp_path):
+    _, first = bug(tmp_path, [("fault.py", 7)])
+    (tmp_path / "other").mkdir()
+    _, second = bug(tmp_path / "other", [("fault.py", 1)])
+    assert "\n| 2 faults | 1 | 0 | 1 | 0 |\n| 3 public reports | 0 | 0 | 3 | 0 |\n" in bugs.bugs_page([*first, *second])
+
+
+def test_reports_of_the_same_fault_are_named_in_the_last_paragraph(tmp_path):
+    file = tmp_path / "fault.py"
+    file.write_text('"""a/b #1: wrong.\n\nMore: of it.\n\nAlso: a/b #2,\nc/d #3.\n"""\n')
+    assert reporters(str(file)) == "a/b #1, a/b #2, c/d #3"
+    assert issues(reporters(str(file))) == [("a/b", 1), ("a/b", 2), ("c/d", 3)]
+    assert issues("A common mistake") == []

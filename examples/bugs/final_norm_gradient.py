@@ -2,6 +2,8 @@
 
 The norm before the head runs on each rank's own tokens. Its weight and bias are replicated, their gradients are not:
 each rank has those of its tokens, and they were never summed over the tensor-parallel group before the update.
+
+Also: hpcaitech/ColossalAI #4927.
 """
 
 import torch.distributed as dist

@@ -57,8 +57,7 @@ def layer_gradients(x, gate, experts, dy, y):
 
 def tp_fixed(x, dy, gate, experts):
     x, gate, experts = leaves(x, gate, experts)
-    scores = (x @ gate).softmax(-1)
-    scores = Split.apply(scores)
+    scores = Split.apply((x @ gate).softmax(-1))
     y = Gather.apply(experts_of(Split.apply(x), scores, experts))
     return layer_gradients(x, gate, experts, dy, y)
 

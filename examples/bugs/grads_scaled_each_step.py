@@ -2,6 +2,8 @@
 
 After each step of the schedule a stage divides its gradients by the number of microbatches. It divides all of `.grad`,
 that of earlier steps too, which therefore shrinks again and again, as in a moving average.
+
+Also: pytorch/torchtitan #1732.
 """
 
 import torch

@@ -1,6 +1,8 @@
 """huggingface/transformers #39659: the last, incomplete window of gradient accumulation is divided by the nominal size.
 
 Losses are divided by the number of microbatches in a window. When an epoch ends with fewer, the last update is too small.
+
+Also: Lightning-AI/pytorch-lightning #19987.
 """
 
 import torch

@@ -2,6 +2,8 @@
 
 Each microbatch divides its loss by its own number of tokens, and the losses are averaged. With unequal numbers of
 tokens that is another loss than the mean over the whole batch: tokens of short microbatches weigh more.
+
+Also: huggingface/transformers #35556, #37766.
 """
 
 import torch

@@ -2,6 +2,8 @@
 
 All heads share one key, which every tensor-parallel rank computes with a copy of its weight and bias, while each rank
 has its own query heads. Both gradients must be summed over the ranks; that of the bias was forgotten.
+
+Also: bigcode-project/Megatron-LM #12.
 """
 
 import torch

@@ -2,6 +2,8 @@
 
 The router is a plain linear layer that every rank holds, and nothing marks its weight as one whose gradient comes from
 each rank's own tokens.
+
+Also: NVIDIA/Megatron-LM #619.
 """
 
 import torch

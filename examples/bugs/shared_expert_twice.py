@@ -2,6 +2,8 @@
 
 The shared expert's row-parallel matrix reduces its own output, and the layer around it reduces the sum of shared and
 routed experts again, so the shared part counts once per rank.
+
+Also: vllm-project/vllm #49366, #49378, vllm-project/vllm-ascend #10443.
 """
 
 import torch

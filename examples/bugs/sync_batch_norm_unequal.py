@@ -2,6 +2,8 @@
 
 The backward subtracts two means over the whole batch. Each rank took the mean over its own examples, and the ranks'
 means were averaged: right only if all ranks have as many examples.
+
+Also: pytorch/pytorch #22192.
 """
 
 import torch
