@@ -180,7 +180,13 @@ def _functions(
     local_inputs: LocalInputs | None,
 ) -> Subject:
     programs = FunctionProgram(sequential, "sequential"), FunctionProgram(distributed, "distributed")
-    return Subject(*programs, mesh_of(mesh), dict(inputs), local_inputs)
+    return Subject(*programs, mesh_of(mesh), _named(inputs), local_inputs)
+
+
+def _named(inputs: Any) -> dict[str, Input]:
+    if not isinstance(inputs, Mapping):
+        raise UsageError(f"inputs= is {type(inputs).__name__}; write {{name: gg.Input(shape, placement)}}")
+    return dict(inputs)
 
 
 def _models(
@@ -192,7 +198,7 @@ def _models(
     local_inputs: LocalInputs | None,
 ) -> Subject:
     programs = ModelProgram(sequential, step, "sequential"), ModelProgram(distributed, step, "distributed")
-    return Subject(*programs, mesh_of(mesh), dict(inputs), local_inputs)
+    return Subject(*programs, mesh_of(mesh), _named(inputs), local_inputs)
 
 
 # ---------------------------------------------------------------------- running

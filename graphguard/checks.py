@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +40,8 @@ class Check:
     def run(self) -> Any:
         """What the check returns; what it raises becomes one sentence."""
         try:
-            return self.function()
+            with _staying():
+                return self.function()
         except (GraphGuardError, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -56,6 +57,8 @@ class Check:
         except GraphGuardError as error:
             return Outcome(self, None, error)
         if not isinstance(report, Report):
+            if inspect.iscoroutine(report):
+                report.close()  # else Python warns that nobody waits for it
             wrong = UsageError(f"the check {self.name} returned {type(report).__name__}; it must return gg.verify(...)")
             return Outcome(self, None, wrong)
         return Outcome(self, report, None)
@@ -120,13 +123,13 @@ def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verifi
 
 def find_checks(target: str) -> list[Check]:
     """The checks of `file.py` in the order of the file, or the one that `file.py::name` names."""
-    file, _, name = target.partition("::")
+    file, named, name = target.partition("::")
     if not os.path.isfile(file):
         raise UsageError(f"there is no file {file}")
     checks = _checks_of(file)
     if not checks:
         raise UsageError(f"{file} has no checks; mark a function with @gg.check")
-    if name:
+    if named:
         chosen = [check for check in checks if check.name == name]
         if not chosen:
             raise UsageError(f"{file} has no check {name!r}; it has {', '.join(check.name for check in checks)}")
@@ -193,7 +196,7 @@ def load(file: str) -> ModuleType:
     if os.path.dirname(path) not in sys.path:
         sys.path.insert(0, os.path.dirname(path))
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), _staying():
             spec.loader.exec_module(module)
     except (GraphGuardError, KeyboardInterrupt):
         del sys.modules[name]
@@ -204,6 +207,27 @@ def load(file: str) -> ModuleType:
     return module
 
 
+class _Left(BaseException):
+    """Code of the user's tried to end this process."""
+
+
+@contextmanager
+def _staying() -> Iterator[None]:
+    """Inside, os._exit raises: a run that ends half-way with exit code 0 would look as if all were well."""
+    here, leave = os.getpid(), os._exit
+
+    def stay(status: int) -> None:
+        if os.getpid() != here:  # a fork may end as it likes
+            leave(status)
+        raise _Left(status)
+
+    os._exit = stay  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 def _raised(error: BaseException, file: str, who: str) -> ProgramError:
     """The error with the file's own frames."""
     frames = tuple(
@@ -212,6 +236,8 @@ def _raised(error: BaseException, file: str, who: str) -> ProgramError:
         if frame.filename == os.path.abspath(file)
     )
     where = f"{file}:{frames[-1][1]}" if frames else file
-    if isinstance(error, SystemExit):
-        return ProgramError(f"{where}: {who} called sys.exit()", frames)
+    if isinstance(error, (SystemExit, _Left)):
+        return ProgramError(f"{where}: {who} called {'sys.exit()' if isinstance(error, SystemExit) else 'os._exit()'}", frames)
+    if isinstance(error, SyntaxError) and error.filename == os.path.abspath(file) and error.lineno is not None:
+        return ProgramError(f"{file}:{error.lineno}: {who} raised {type(error).__name__}: {error.msg}", frames)
     return ProgramError(f"{where}: {who} raised {type(error).__name__}: {first_line(error)}", frames)

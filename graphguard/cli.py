@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -359,8 +360,10 @@ def _clear_progress() -> None:
 def _print_error(error: GraphGuardError, who: str = "") -> None:
     print(f"error: {who}{error}", file=sys.stderr)
     if isinstance(error, ProgramError):
-        for file, line, function in error.frames:
-            print(f'  File "{file}", line {line}, in {function}', file=sys.stderr)
+        for (file, line, function), calls in groupby(error.frames):
+            times = len(list(calls))
+            aside = f"  (called by itself {times - 1} times or more)" if times > 1 else ""
+            print(f'  File "{file}", line {line}, in {function}{aside}', file=sys.stderr)
 
 
 def main(args: list[str] | None = None) -> Any:

@@ -18,6 +18,7 @@ class Element:
     """One number of an output on a rank: what the sequential program has there, and what the rank has.
 
     index: the place in the rank's own tensor. within: the place in the sequential output, where the rank should hold a tile.
+    shape: the rank's tensor, where it has no such place, and `actual` is nan.
     reduced: "sum", "avg", "max" or "min" if `actual` is that of the ranks' numbers, because the output is expected to be
         Partial; None if it is the rank's own.
     """
@@ -29,6 +30,7 @@ class Element:
     actual: Number
     within: tuple[int, ...] | None = None
     reduced: str | None = None
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Counterexample:
                 "index": list(element.index),
                 "within": None if element.within is None else list(element.within),
                 "reduced": element.reduced,
+                "shape": None if element.shape is None else list(element.shape),
                 "expected": _plain(element.expected),
                 "actual": _plain(element.actual),
             },
@@ -106,11 +109,11 @@ class Counterexample:
         reduced = "" if element.reduced is None else f" ({_REDUCED[element.reduced]} over the ranks)"
         name = f"{element.path}[{place}]" if place else element.path
         within = element.within if element.within not in (None, element.index) else ()
-        lines = [
-            f"counterexample: on rank {element.rank}, {name} is {_shown(element.actual)}{reduced}, "
-            f"where the sequential program has {_shown(element.expected)}{f' at {list(within)}' if within else ''}",
-            *self._input_lines(),
-        ]
+        actual = f"{name} is {_shown(element.actual)}{reduced}"
+        expected = f"the sequential program has {_shown(element.expected)}{f' at {list(within)}' if within else ''}"
+        if element.shape is not None:
+            actual, expected = f"{element.path} has the shape {list(element.shape)}", f"{expected} at {list(element.index)}"
+        lines = [f"counterexample: on rank {element.rank}, {actual}, where {expected}", *self._input_lines()]
         return lines + ([] if self.parting is None else _parting_lines(self.parting))
 
     def _input_lines(self) -> list[str]:

@@ -87,7 +87,7 @@ class Report:
             OutputRelation(proof.relations),
             list(proof.findings),
             assumptions=list(dict.fromkeys((*assumptions, *proof.assumptions))),
-            notes=[f"{path}: {relation.note}" for path, relation in proof.relations.items() if relation.note],
+            notes=[relation.note for relation in proof.relations.values() if relation.note],
             opaque=list(proof.opaque),
             make_listing=proof.listing,
         )

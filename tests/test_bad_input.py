@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from harness import capture_both, capture_one
 
-from graphguard import Input
+from graphguard import Input, verify
 from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError
 
 I64 = torch.int64
@@ -270,6 +270,23 @@ def test_a_program_that_ends_its_process_is_an_error(text):
     error = failure(ENDS[text])
     assert type(error) is ProgramError and str(error).startswith(text)
     assert_one_sentence(error)
+
+
+@pytest.mark.parametrize("number", [7, -1])
+def test_a_rank_that_the_group_does_not_have_is_an_error(number):
+    def sends(x):
+        dist.reduce(x, dst=number)
+        return x
+
+    with pytest.raises(ProgramError) as caught:
+        capture_both(lambda x: x, sends, 2, {"x": Input((4, 6))})
+    assert str(caught.value).endswith(f"the group of ranks [0, 1] has no rank {number} to send to or receive from")
+
+
+def test_inputs_that_are_no_dict_are_an_error():
+    with pytest.raises(UsageError) as caught:
+        verify(lambda x: x, lambda x: x, mesh=2, inputs=[Input((4, 6))])
+    assert str(caught.value) == "inputs= is list; write {name: gg.Input(shape, placement)}"
 
 
 def test_a_program_that_catches_our_error_still_fails():

@@ -141,14 +141,17 @@ def test_checks_are_found_in_the_order_of_the_file(file):
         (name, "refuted" if name == "reads" else "verified") for name in names
     ]
     assert [check.name for check in find_checks(f"{file}::reads")] == ["reads"]
+    with pytest.raises(UsageError, match=r"has no check ''; it has good, "):
+        find_checks(f"{file}::")
 
 
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
         ("\nnothing", ProgramError, "bad.py:2: importing the file raised NameError: name 'nothing' is not defined"),
-        ("x = (", ProgramError, "bad.py: importing the file raised SyntaxError: '(' was never closed (bad.py, line 1)"),
+        ("x = (", ProgramError, "bad.py:1: importing the file raised SyntaxError: '(' was never closed"),
         ("import sys\nsys.exit(0)", ProgramError, "bad.py:2: importing the file called sys.exit()"),
+        ("import os\nos._exit(0)", ProgramError, "bad.py:2: importing the file called os._exit()"),
         ("x = 1", UsageError, "bad.py has no checks; mark a function with @gg.check"),
         ("import graphguard as gg\n@gg.check(expect='perfect')\ndef a(): ...", UsageError,
          "@gg.check(expect='perfect'): the verdict is one of verified, refuted, unproven"),

@@ -192,6 +192,15 @@ def test_a_part_that_no_rank_holds_is_missed():
     assert alone.different and fails(alone.counterexample.script)
 
 
+def test_a_tensor_without_the_place_is_shown_by_its_shape():
+    found = judged(same, lambda x: x.sum(0), COPIES).counterexample
+    element = found.element
+    assert found.lines()[0] == (
+        f"counterexample: on rank 0, out has the shape [6], where the sequential program has {element.expected:.7g} at [0, 0]"
+    )
+    assert "nan" not in "".join(found.lines()) and found.to_plain()["element"]["shape"] == [6] and fails(found.script)
+
+
 def test_an_index_outside_is_no_number(tmp_path):
     def lookup(ids, table):
         return F.embedding(ids, table)

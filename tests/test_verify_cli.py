@@ -142,6 +142,26 @@ def test_a_check_that_cannot_run_is_one_line(folder, capsys, source, text):
     assert (code, out, err) == (2, "1 that could not run; 1 not as expected\n", f"{text}\n")
 
 
+def test_a_check_cannot_end_the_run_before_the_others(folder, capsys):
+    leaves = check("leaves", "os._exit(0)")
+    code, out, err = run(capsys, write(folder, "checks.py", leaves, PASSES), "--output-format", "concise")
+    assert code == 2 and out.endswith("1 verified, 1 that could not run; 1 not as expected\n")
+    assert ": the check leaves called os._exit()\n" in err
+
+
+def test_nobody_waits_for_a_check_that_is_async(folder, capsys, recwarn):
+    source = check("later", "return good()").replace("def later", "async def later")
+    code, _, err = run(capsys, write(folder, "checks.py", source))
+    assert code == 2 and err == "error: checks.py::later: the check later returned coroutine; it must return gg.verify(...)\n"
+    assert not recwarn.list
+
+
+def test_frames_that_repeat_are_shown_once(folder, capsys):
+    source = check("endless", "return endless()")
+    code, _, err = run(capsys, write(folder, "checks.py", source))
+    assert code == 2 and err.count("  File ") == 1 and err.endswith("in endless  (called by itself 19 times or more)\n")
+
+
 # ---------------------------------------------------------------------- text
 def test_a_full_report_has_the_verdict_first(folder, capsys):
     code, out, err = run(capsys, write(folder, "checks.py", PASSES))

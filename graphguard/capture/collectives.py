@@ -44,6 +44,12 @@ class Group(tuple[int, ...]):
     def attributes(self) -> dict[str, Arg]:
         return {"group": tuple(self), **({"channel": self.channel} if self.channel else {})}
 
+    def member(self, number: int) -> int:
+        """The rank of the job that has a number in the group."""
+        if not 0 <= number < len(self):
+            raise ValueError(f"the group of ranks {list(self)} has no rank {number} to send to or receive from")
+        return self[number]
+
 
 def group_of(given: Any) -> Group:
     """A group, given by its name, as a ProcessGroup, or in the boxed form that operators receive."""
@@ -332,36 +338,38 @@ def _splits(sizes: Any, tensor: torch.Tensor, group: Group) -> tuple[int, ...]:
 
 def _broadcast(recorder: Recorder, tensors: Any, process_group: Any, root_rank: int, root_tensor: int, **_: Any) -> int:
     group, tensor = group_of(process_group), _one(tensors)
-    return communicate(recorder, "dist.broadcast", group, tensor, [tensor], root=group[root_rank])
+    return communicate(recorder, "dist.broadcast", group, tensor, [tensor], root=group.member(root_rank))
 
 
 def _reduce(
     recorder: Recorder, tensors: Any, process_group: Any, reduce_op: Any, root_rank: int, root_tensor: int, **_: Any
 ) -> int:
     group, tensor = group_of(process_group), _one(tensors)
-    return communicate(recorder, "dist.reduce", group, tensor, [tensor], root=group[root_rank], **reduce_arguments(reduce_op))
+    return communicate(
+        recorder, "dist.reduce", group, tensor, [tensor], root=group.member(root_rank), **reduce_arguments(reduce_op)
+    )
 
 
 def _gather(recorder: Recorder, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int, **_: Any) -> int:
     group = group_of(process_group)
     fills = output_tensors[0] if output_tensors else []
-    return communicate(recorder, "dist.gather", group, _one(input_tensors), fills, root=group[root_rank])
+    return communicate(recorder, "dist.gather", group, _one(input_tensors), fills, root=group.member(root_rank))
 
 
 def _scatter(recorder: Recorder, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int, **_: Any) -> int:
     group = group_of(process_group)
     reads = input_tensors[0] if input_tensors else []
-    return communicate(recorder, "dist.scatter", group, reads, [_one(output_tensors)], root=group[root_rank])
+    return communicate(recorder, "dist.scatter", group, reads, [_one(output_tensors)], root=group.member(root_rank))
 
 
 def _send(recorder: Recorder, tensors: Any, process_group: Any, dst: int, tag: int) -> int:
     group = group_of(process_group)
-    return communicate(recorder, "dist.send", group, _one(tensors), [], peer=group[dst], tag=tag)
+    return communicate(recorder, "dist.send", group, _one(tensors), [], peer=group.member(dst), tag=tag)
 
 
 def _receive(recorder: Recorder, tensors: Any, process_group: Any, src: int, tag: int) -> int:
     group = group_of(process_group)
-    return communicate(recorder, "dist.recv", group, [], [_one(tensors)], peer=group[src], tag=tag)
+    return communicate(recorder, "dist.recv", group, [], [_one(tensors)], peer=group.member(src), tag=tag)
 
 
 def _receive_any(recorder: Recorder, tensors: Any, process_group: Any, tag: int) -> int:
@@ -391,7 +399,7 @@ def _functional(op: str, outputs: Callable[..., Tensors], in_place: bool = False
         inputs = [_dense(recorder, tensor) for tensor in inputs]
         attributes = reduce_arguments(given["reduce_op"]) if "reduce_op" in given else {}
         if "src" in given:
-            attributes["root"] = group[given["src"]]
+            attributes["root"] = group.member(given["src"])
         if "output_split_sizes" in given:
             attributes["output_splits"] = tuple(int(n) for n in given["output_split_sizes"])
             attributes["input_splits"] = tuple(int(n) for n in given["input_split_sizes"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from graphguard.counterexample import Counterexample
@@ -183,11 +183,14 @@ class _Judging:
         smaller = shrunk(found, partial(self._difference, path, kind, found.trial), self._runs())
         trial, element, allowed = smaller or found
         output = self._output(path)
+        parting = parting_of(self.sequential, self.joint, again, element, self.mesh, None if smaller is None else trial)
+        if parting is not None and element.shape is not None:  # the rank has no number there
+            parting = replace(parting, expected=None, actual=None)
         return Counterexample(
             trial.seed,
             {name: value.shape for name, value in self.sequential.inputs.items()},
             element,
-            parting_of(self.sequential, self.joint, again, element, self.mesh, None if smaller is None else trial),
+            parting,
             script_of(
                 self.sequential,
                 self.joint,

@@ -173,7 +173,8 @@ class Output:
                 allowed = float(reference.tolerance[index])
                 expected = _number(whole[index])
                 if bool(reference.claimed[index]) and not abs(held - expected) <= allowed:
-                    return Element(self.path, rank, index, expected, held, index), allowed
+                    shape = None if _is_inside(tensor, index) else tuple(tensor.shape)
+                    return Element(self.path, rank, index, expected, held, index, shape=shape), allowed
         raise AssertionError(f"{self.path} differs, but no element of it does")
 
 
@@ -231,5 +232,8 @@ def _number(scalar: torch.Tensor) -> Number:
 
 
 def _at(tensor: torch.Tensor, index: tuple[int, ...]) -> Number:
-    inside = len(index) == tensor.dim() and all(place < size for place, size in zip(index, tensor.shape, strict=True))
-    return _number(tensor[index]) if inside else math.nan
+    return _number(tensor[index]) if _is_inside(tensor, index) else math.nan
+
+
+def _is_inside(tensor: torch.Tensor, index: tuple[int, ...]) -> bool:
+    return len(index) == tensor.dim() and all(place < size for place, size in zip(index, tensor.shape, strict=True))

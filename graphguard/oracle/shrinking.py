@@ -76,13 +76,7 @@ def _is_near(found: Difference, moved: Trial) -> bool:
     pairs = [] if element.reduced else [(element.actual, ranks[element.rank], element.index)]
     if element.within is not None:
         pairs.append((element.expected, moved.references[element.path].whole, element.within))
-    return all(
-        abs(number - tensor[place].item()) <= found.size / 4 for number, tensor, place in pairs if _is_inside(tensor, place)
-    )
-
-
-def _is_inside(tensor: torch.Tensor, place: tuple[int, ...]) -> bool:
-    return len(place) == tensor.dim() and all(index < size for index, size in zip(place, tensor.shape, strict=True))
+    return all(abs(number - tensor[place].item()) <= found.size / 4 for number, tensor, place in pairs)
 
 
 class _Search:

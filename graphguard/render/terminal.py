@@ -176,7 +176,8 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
     ]
     if finding.repair is not None:
         lines.append([Piece("repair: ", "head"), Piece(finding.repair)])
-    lines += [[], *_places(finding, look)]
+    places = _places(finding, look)
+    lines += [[], *places] if places else []
     holdings = finding.holdings if look.verbose else finding.holdings[:SHOWN_HOLDINGS]
     if holdings:
         lines += [[]] + [line for holding in holdings for line in _holding(holding, look)]
