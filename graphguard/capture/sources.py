@@ -63,8 +63,10 @@ class SourceTracker:
                 self._last = source or self._last
                 return self._last, True
         if source is not None:
-            # autograd made its node for this operation just before it was dispatched
-            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = self._last = source
+            # autograd made its node for this operation just before it was dispatched; if it made none, the number is that of
+            # an earlier one, which has its line
+            self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, source)
+            self._last = source
         return self._last, node is not None
 
     def expect_node(self) -> None:
