@@ -257,7 +257,9 @@ def _decided(
     graphs = captured.sequential, captured.joint, relations
     inputs = job.subject.inputs
     proof_of = partial(prove, *graphs, expected=expected, ranges=_ranges(inputs), lemmas=by_operator(job.lemmas))
-    judged = partial(judge, *graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed)
+    progress = _PROGRESS.get()
+    tell = None if progress is None else partial(progress, "oracle")
+    judged = partial(judge, *graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, progress=tell)
     _tell("proof")
     proof = proof_of()
     _tell("oracle")

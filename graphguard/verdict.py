@@ -41,6 +41,7 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
     else:
         report.conjecture = dict(judgement.conjecture)
         report.notes += _unexecuted(judgement, "so it is not known whether the programs differ")
+    report.notes += [] if judgement.left_out is None else [judgement.left_out]
     return report
 
 

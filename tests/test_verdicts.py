@@ -20,7 +20,7 @@ from graphguard.engine.proof import Proof, Relation
 from graphguard.errors import InternalError
 from graphguard.expectation import expectations
 from graphguard.findings import Finding
-from graphguard.oracle import budget, shrinking
+from graphguard.oracle import budget, shrinking, watch
 from graphguard.oracle.judge import judge
 from graphguard.relation import mesh_of
 from graphguard.verdict import REAL_ARITHMETIC
@@ -461,6 +461,44 @@ def test_what_is_too_large_is_not_executed(monkeypatch):
     wrong = verify(product, twice, SPLIT)
     assert wrong.verdict == "unproven" and wrong.notes[0].endswith("; so it is not known whether the programs differ")
     assert wrong.stats["oracle"]["skipped"] == "its tensors would need 0.0 GB, more than 0 GB"
+
+
+def test_of_what_is_too_large_the_output_without_a_proof_is_executed(monkeypatch):
+    def sequential(x, w):
+        return {"fine": x @ w @ w.t() @ w, "wrong": x[:, 0].sum()}
+
+    def distributed(x, w):
+        whole = sequential(x, w)
+        wrong = whole["wrong"] * dist.get_rank()
+        dist.all_reduce(wrong)
+        return {"fine": whole["fine"], "wrong": wrong * 2}
+
+    inputs = {"x": gg.Input((8, 4)), "w": gg.Input((4, 60))}
+    monkeypatch.setattr(budget, "MOST_BYTES", 5000)
+    report = verify(sequential, distributed, inputs)
+    assert (report.verdict, report.counterexample.element.path) == ("refuted", "wrong")
+    assert report.counterexample.lines()[:3] == [
+        "counterexample: on rank 0, wrong is 2, where the sequential program has 1",
+        "  inputs       x[0, 0] = 1, 0 elsewhere",
+        "  shapes       x [8, 4]",
+    ]
+    assert fails(report.counterexample.script) and "# w" not in report.counterexample.script
+    assert report.notes == [
+        "the oracle executed wrong and what it is made from alone, because in all its tensors would need 0.0 GB, more than 0 GB"
+    ]
+    monkeypatch.setattr(budget, "MOST_BYTES", 100)
+    assert verify(sequential, distributed, inputs).verdict == "unproven"
+
+
+def test_who_waits_is_told_how_far_the_oracle_is(monkeypatch):
+    told = []
+    judged(product, reduced, SPLIT, progress=lambda done, total: told.append((done, total)))
+    assert not told  # it does not take a second
+    monkeypatch.setattr(watch, "PATIENCE", 0.0)
+    monkeypatch.setattr(watch, "_PAUSE", 0.0)
+    judged(product, reduced, SPLIT, progress=lambda done, total: told.append((done, total)))
+    assert len(told) > 10 and {total for _, total in told} == {3 * (2 * 1 + 2 * 3)}
+    assert told == sorted(told) and told[-1][0] <= told[-1][1]
 
 
 def test_what_takes_too_long_has_fewer_trials_or_none(monkeypatch):

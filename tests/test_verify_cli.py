@@ -3,6 +3,7 @@ reports, without any program."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ from graphguard.cli import main
 from graphguard.errors import ProgramError, UsageError
 from graphguard.findings import Finding
 from graphguard.ir import Source
+from graphguard.render.progress import Progress
 
 HEAD = """
     import os, signal, time
@@ -245,6 +247,21 @@ def test_progress_names_the_check_and_is_cleared(folder, capsys, monkeypatch, pr
     err = run(capsys, write(folder, "checks.py", OPEN, CAUGHT), "-j", processes)[2]
     assert "\r\x1b[K[............] 0/2  capturing checks.py::open_question" in err and err.endswith("\r\x1b[K")
     assert "capturing checks.py::caught" in err
+
+
+def test_progress_has_a_bar_for_an_oracle_that_takes_long(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    progress = Progress(stream, 3)
+    for phase in [("rank 1", 2, 5), ("proof", 0, 0), ("oracle", 0, 0), ("oracle", 5, 8)]:
+        progress.phase("a.py::b", *phase)
+    assert stream.getvalue().split("\r\x1b[K[............] 0/3  ")[1:] == [
+        "captured rank 1 (2 of 5) in a.py::b", "proving a.py::b", "executing a.py::b", "executing a.py::b #####... 62 %",
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------------- formats and files

@@ -24,11 +24,14 @@ from graphguard.oracle.parting import parting_of
 from graphguard.oracle.script import script_of
 from graphguard.oracle.shrinking import Difference, shrunk
 from graphguard.oracle.shrunk import Shrunk
+from graphguard.oracle.slice import Programs, sliced
 from graphguard.oracle.trial import Trial, UndefinedError, execute
+from graphguard.oracle.watch import Tell, Watch
 
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
 _SECONDS_TO_SHRINK, _PER_RUN = 0.25, 5e-3  # a counterexample, as estimated, and what any run takes
+_MOST_PARTS = 64  # outputs that are looked at one by one, where all are too many
 _NARROWER = (8, 4, 2, 1)  # ranges for integers that index in ways that nothing is known of
 
 
@@ -40,7 +43,7 @@ class Judgement:
     conjecture: by output that does not, the relation that the numbers suggest.
     undecided: outputs of which nothing could be said, and why.
     contradicted: outputs whose proved relation the numbers do not show.
-    skipped: why nothing was executed.
+    skipped: why nothing was executed. left_out: why only a part was.
     """
 
     different: bool = False
@@ -52,6 +55,7 @@ class Judgement:
     kinds: dict[str, str] = field(default_factory=dict)
     undecided: dict[str, str] = field(default_factory=dict)
     contradicted: tuple[str, ...] = ()
+    left_out: str | None = None
 
 
 def judge(
@@ -64,40 +68,58 @@ def judge(
     trials: int | None = None,
     seed: int = 0,
     proved: Mapping[str, Relation] | None = None,
+    progress: Tell | None = None,
 ) -> Judgement:
-    """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated."""
+    """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated.
+
+    progress: told how many operations of how many were run, where that takes longer than a second.
+    """
     begun = time.perf_counter()
-    judging = _Judging(sequential, joint, relations, expected, proved or {})
     if joint.findings:
         return Judgement(skipped="the ranks' communication does not fit together")
     if trials == 0:
         return Judgement(skipped="trials=0 was asked for")
-    count, reason = affordable([sequential, *joint.graphs, *relations], TRIALS if trials is None else trials)
+    programs, left_out = Programs(sequential, joint, relations), None
+    count, reason = affordable(programs.graphs, TRIALS if trials is None else trials)
     if reason is not None:
-        return Judgement(skipped=reason)
+        part = _affordable_part(programs, proved or {})
+        if part is None:
+            return Judgement(skipped=reason)
+        programs, path = part
+        count, left_out = 1, f"the oracle executed {path} and what it is made from alone, because in all {reason}"
+    judging = _Judging(programs, expected, proved or {})
+    judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
         judging.run(draws.with_inferred(sequential, ranges), count, seed)
-        return judging.judgement(begun)
+        return replace(judging.judgement(begun), left_out=left_out)
     except ReplayError as error:
         return Judgement(skipped=f"it cannot be executed: {error}", seconds=time.perf_counter() - begun)
     except UndefinedError as error:
         return Judgement(skipped=f"no inputs were found on which it is defined: {error}", seconds=time.perf_counter() - begun)
 
 
+def _affordable_part(programs: Programs, proved: Iterable[str]) -> tuple[Programs, str] | None:
+    """The output without a proof that costs least, with what it is made from, where that can be afforded."""
+    open_ends = [path for path, value in programs.sequential.outputs.items() if value is not None and path not in set(proved)]
+    parts = [(sliced(programs, [path]), path) for path in open_ends[:_MOST_PARTS]]
+    parts = [(part, path) for part, path in parts if affordable(part.graphs, 1)[1] is None]
+    return min(parts, key=lambda each: cost(each[0].graphs).seconds, default=None)
+
+
 class _Judging:
-    def __init__(
-        self,
-        sequential: Graph,
-        joint: Joint,
-        relations: Sequence[Graph],
-        expected: Mapping[str, Expectation],
-        proved: Mapping[str, Relation],
-    ):
-        self.sequential, self.joint, self.relations = sequential, joint, relations
+    def __init__(self, programs: Programs, expected: Mapping[str, Expectation], proved: Mapping[str, Relation]):
+        self.programs = programs
+        self.sequential, self.joint, self.relations = programs
         self.expected, self.proved = expected, proved
-        mesh = joint.graphs[0].mesh
-        self.mesh = mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
+        mesh = self.joint.graphs[0].mesh
+        self.mesh = mesh if mesh is not None else Mesh.of({"world": len(self.joint.graphs)})
         self.trials: list[Trial] = []
+        self.watch: Watch | None = None
+
+    @property
+    def operations(self) -> int:
+        """How many are run in a trial."""
+        return 2 * len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
 
     # ------------------------------------------------------------------ execution
     def run(self, ranges: Ranges, count: int, seed: int) -> None:
@@ -115,7 +137,7 @@ class _Judging:
         for number, within in enumerate(tried):
             drawn = draws.draws_of(self.sequential, within, regime)
             try:
-                trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed)
+                trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed, self.watch)
                 trial.keep_outputs()
                 return trial
             except UndefinedError:
@@ -180,7 +202,9 @@ class _Judging:
         stated = self.expected.get(path)
         found = Difference(*self._output(path).difference(stated))
         again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
-        smaller = shrunk(found, partial(self._difference, path, kind, found.trial), self._runs())
+        part = sliced(self.programs, [path])
+        look = partial(self._difference, part, path, kind, found.trial)
+        smaller = shrunk(found, look, part.sequential.inputs, _runs(part))
         trial, element, allowed = smaller or found
         output = self._output(path)
         parting = parting_of(self.sequential, self.joint, again, element, self.mesh, None if smaller is None else trial)
@@ -188,13 +212,11 @@ class _Judging:
             parting = replace(parting, expected=None, actual=None)
         return Counterexample(
             trial.seed,
-            {name: value.shape for name, value in self.sequential.inputs.items()},
+            {name: self.sequential.inputs[name].shape for name in trial.draws},
             element,
             parting,
             script_of(
-                self.sequential,
-                self.joint,
-                self.relations,
+                *part,
                 trial,
                 element,
                 allowed,
@@ -204,10 +226,12 @@ class _Judging:
             _words(trial),
         )
 
-    def _difference(self, path: str, kind: str, before: Trial, inputs: Mapping[str, Given]) -> Difference | None:
+    def _difference(
+        self, part: Programs, path: str, kind: str, before: Trial, inputs: Mapping[str, Given]
+    ) -> Difference | None:
         """What differs in the same way as before, on other inputs, whatever the other trials show."""
         try:
-            trial = execute(self.sequential, self.joint, self.relations, inputs, before.regime, before.seed)
+            trial = execute(*part, inputs, before.regime, before.seed)
         except (UndefinedError, ReplayError):
             return None
         value, stated = self.sequential.outputs[path], self.expected.get(path)
@@ -217,10 +241,10 @@ class _Judging:
             return None
         return Difference(*output.difference(stated))
 
-    def _runs(self) -> int:
-        """How often the programs may be run for a smaller counterexample."""
-        needed = cost([self.sequential, *self.joint.graphs, *self.relations])
-        return int(_SECONDS_TO_SHRINK / (needed.seconds + _PER_RUN))
+
+def _runs(part: Programs) -> int:
+    """How often the programs may be run for a smaller counterexample."""
+    return int(_SECONDS_TO_SHRINK / (cost(part.graphs).seconds + _PER_RUN))
 
 
 def _words(trial: Trial) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Only what the wrong element depends on is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from graphguard.aten.custom import BUILT_IN
 from graphguard.counterexample import Element
@@ -17,6 +17,7 @@ from graphguard.oracle.collective_code import exchanged
 from graphguard.oracle.draws import Draw
 from graphguard.oracle.grid import Grid, Placements
 from graphguard.oracle.operator_code import HELPERS, Constants, Names, lines_of
+from graphguard.oracle.slice import needed_alone, needed_of_ranks
 from graphguard.oracle.trial import Trial
 
 _REDUCED: dict[str, Callable[[list[str]], str]] = {
@@ -107,7 +108,7 @@ class _Script:
     def _alone(self, graph: Graph, prefix: str, wanted: Sequence[Value]) -> None:
         """A graph that does not communicate, as far as some values need it."""
         self._given(graph)
-        needed = _needed(graph, wanted)
+        needed = needed_alone(graph, wanted)
         self._constants(graph, needed)
         for node in graph.nodes:
             if any(value in needed for value in node.outputs):
@@ -121,7 +122,7 @@ class _Script:
 
     def _ranks(self, ranks: Sequence[int], path: str) -> None:
         wanted = {(rank, self.joint.graphs[rank].outputs[path]) for rank in ranks}
-        needed = self._needed_of_ranks(wanted)  # type: ignore[arg-type]
+        _, needed = needed_of_ranks(self.joint, wanted)  # type: ignore[arg-type]
         for rank, graph in enumerate(self.joint.graphs):
             relation = self.relations[rank]
             inputs = {name: value for name, value in graph.inputs.items() if value in needed}
@@ -131,27 +132,6 @@ class _Script:
                 self.names |= {value: self.names[relation.outputs[name]] for name, value in inputs.items()}  # type: ignore[index]
             self._constants(graph, needed)
         self._play(needed)
-
-    def _needed_of_ranks(self, wanted: set[tuple[int, Value]]) -> set[Value]:
-        """All values, of all ranks, that some values are made from."""
-        makers = [{value: node for node in graph.nodes for value in node.outputs} for graph in self.joint.graphs]
-        needed: set[Value] = set()
-        pending = list(wanted)
-        while pending:
-            rank, value = pending.pop()
-            if value in needed:
-                continue
-            needed.add(value)
-            node = makers[rank].get(value)
-            if node is None:
-                continue
-            for other, member in self._members(rank, node):
-                pending += [(other, operand) for operand in member.operands()]
-        return needed
-
-    def _members(self, rank: int, node: Node) -> Iterator[tuple[int, Node]]:
-        """The node, and those of other ranks that communicate with it."""
-        yield from self.joint.match_of(rank, node).nodes.items() if node.communicates else [(rank, node)]
 
     def _play(self, needed: set[Value]) -> None:
         """Write all ranks, each as far as its values are there."""
@@ -231,14 +211,6 @@ class _Script:
             return self._reduced(element, grid, placements, lane, axis + 1)
         items = [self._reduced(element, grid, placements, other, axis + 1) for other in grid.lanes_along(axis, lane)]
         return _REDUCED[placements[axis][8:-1]](items)
-
-
-def _needed(graph: Graph, wanted: Sequence[Value]) -> set[Value]:
-    needed = set(wanted)
-    for node in reversed(graph.nodes):
-        if any(value in needed for value in node.outputs):
-            needed.update(node.operands())
-    return needed
 
 
 def _at(name: str, index: tuple[int, ...]) -> str:

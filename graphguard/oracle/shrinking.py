@@ -7,7 +7,7 @@ runs may be made, and not by a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,11 +57,11 @@ class Noisy(NamedTuple):
         return self.shrunk.lines(name)
 
 
-def shrunk(found: Difference, look: Look, runs: int) -> Difference | None:
-    """A smaller one; None if the search finds none."""
+def shrunk(found: Difference, look: Look, names: Container[str], runs: int) -> Difference | None:
+    """A smaller one, of the inputs that are needed; None if the search finds none."""
     if not found.is_distinct() or runs < 3:
         return None
-    search = _Search(found, look, min(runs, MOST_RUNS) - 1)
+    search = _Search(found, look, names, min(runs, MOST_RUNS) - 1)
     smaller = search.run()
     if smaller is None:
         return None
@@ -80,13 +80,13 @@ def _is_near(found: Difference, moved: Trial) -> bool:
 
 
 class _Search:
-    def __init__(self, found: Difference, look: Look, runs: int):
+    def __init__(self, found: Difference, look: Look, names: Container[str], runs: int):
         self.look, self.runs = look, runs
         seed = found.trial.seed
         self.inputs: Inputs = {
             name: Shrunk.of(draw, seed + n)
             for n, (name, draw) in enumerate(found.trial.draws.items())
-            if isinstance(draw, Draw)
+            if isinstance(draw, Draw) and name in names
         }
         self.best: Difference | None = None
 

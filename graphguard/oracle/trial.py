@@ -16,6 +16,7 @@ from graphguard.joint import Joint
 from graphguard.oracle.draws import Given, Regime, drawn
 from graphguard.oracle.reference import NUDGE, Reference, reference
 from graphguard.oracle.replay import Run, run, run_joint
+from graphguard.oracle.watch import Watch
 
 _OUTSIDE = ("out of range", "out of bounds", "index out")
 Tensors = dict[str, torch.Tensor]
@@ -56,11 +57,24 @@ class Trial:
         return found
 
 
-class Forgiving(Kernels):
-    """Float64 kernels for which an index outside of a tensor is no error but gives nan, as it differs from every value."""
+class Watched(Kernels):
+    """Float64 kernels that say how far they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch | None = None):
         super().__init__(wide=True)
+        self.watch = watch
+
+    def run(self, node: Node, lookup: Lookup) -> Sequence[torch.Tensor]:
+        if self.watch is not None:
+            self.watch.step()
+        return super().run(node, lookup)
+
+
+class Forgiving(Watched):
+    """Kernels for which an index outside of a tensor is no error but gives nan, as it differs from every value."""
+
+    def __init__(self, watch: Watch | None = None):
+        super().__init__(watch)
         self.outside: dict[Node, str] = {}
 
     def run(self, node: Node, lookup: Lookup) -> Sequence[torch.Tensor]:
@@ -84,15 +98,21 @@ def _is_outside(error: BaseException) -> bool:
 
 
 def execute(
-    sequential: Graph, joint: Joint, relations: Sequence[Graph], draws: Mapping[str, Given], regime: Regime, seed: int
+    sequential: Graph,
+    joint: Joint,
+    relations: Sequence[Graph],
+    draws: Mapping[str, Given],
+    regime: Regime,
+    seed: int,
+    watch: Watch | None = None,
 ) -> Trial:
     """Run both programs once, and the sequential one a second time on nudged inputs."""
     inputs = drawn(draws, seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # that of the CPU alone: the others cost more than a small program
-        alone = _alone(sequential, inputs)
-        moved = _alone(sequential, _nudged(inputs, seed))
-        kernels = Forgiving()
+        alone = _alone(sequential, inputs, watch)
+        moved = _alone(sequential, _nudged(inputs, seed), watch)
+        kernels = Forgiving(watch)
         states = run_joint(joint, _local(relations, inputs), kernels=kernels)
         unsure = _random_outputs(sequential, inputs, alone)
     largest = max((float(t.abs().max()) for t in inputs.values() if t.is_floating_point() and t.numel()), default=1.0)
@@ -104,9 +124,9 @@ def execute(
     return Trial(seed, regime, draws, alone, states, references, kernels.outside)
 
 
-def _alone(sequential: Graph, inputs: Tensors) -> Run:
+def _alone(sequential: Graph, inputs: Tensors, watch: Watch | None = None) -> Run:
     try:
-        return run(sequential, inputs, wide=True)
+        return run(sequential, inputs, kernels=Watched(watch))
     except ReplayError as error:
         if error.__cause__ is not None and _is_outside(error.__cause__):
             raise UndefinedError(str(error)) from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import TextIO
 
-_WORDS = {"proof": "proving", "oracle": "executing"}
+_WORDS = {"proof": "proving {}", "oracle": "executing {}"}
 _BAR = 12
+_SMALL_BAR = 8
 
 
 class Progress:
@@ -18,12 +19,16 @@ class Progress:
         self.running: dict[str, str] = {}
 
     def start(self, check: str) -> None:
-        self.running[check] = "capturing"
+        self.running[check] = f"capturing {check}"
         self._draw()
 
     def phase(self, check: str, title: str, done: int, total: int) -> None:
-        """A phase by its name, or a program that was captured, with how many there are."""
-        self.running[check] = f"captured {title} ({done} of {total})" if total else _WORDS.get(title, title)
+        """A phase by its name, with how much of it is done; or a program that was captured, with how many there are."""
+        if title in _WORDS:
+            bar = f" {_bar(done, total, _SMALL_BAR)} {100 * done // total} %" if total else ""
+            self.running[check] = _WORDS[title].format(check) + bar
+        else:
+            self.running[check] = f"captured {title} ({done} of {total}) in {check}" if total else f"{title} {check}"
         self._draw()
 
     def done(self, check: str) -> None:
@@ -38,10 +43,12 @@ class Progress:
     def _draw(self) -> None:
         if not self.shown:
             return
-        full = _BAR * self.finished // max(self.total, 1)
-        running = "; ".join(
-            f"{phase} in {check}" if "captured" in phase else f"{phase} {check}" for check, phase in self.running.items()
-        )
-        text = f"[{'#' * full}{'.' * (_BAR - full)}] {self.finished}/{self.total}  {running}"
+        running = "; ".join(self.running.values())
+        text = f"[{_bar(self.finished, self.total, _BAR)}] {self.finished}/{self.total}  {running}"
         width = max(20, shutil.get_terminal_size((80, 24)).columns - 1)
         print(f"\r\x1b[K{text[:width]}", end="", file=self.stream, flush=True)
+
+
+def _bar(done: int, total: int, length: int) -> str:
+    full = length * done // max(total, 1)
+    return "#" * full + "." * (length - full)
