@@ -82,7 +82,7 @@ ARGS = {
 }
 
 
-@gg.check(expect="unproven")  # not decided yet: an index that is clamped
+@gg.check
 def fixed():
     return gg.verify(sequential, lambda **kw: ep_step(**kw, combine=Combine), **ARGS)
 
