@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from graphguard.engine.definition import Part, Product
+from graphguard.engine.expansion import written_out
 from graphguard.engine.grid import by_cell, in_cells
 from graphguard.engine.lane import collapse, equal
 from graphguard.engine.merge import merged, same_term
@@ -52,7 +53,7 @@ def folded(table: Table, value: Value) -> Value:
     terms = _folded(table, list(value.terms))
     if len(terms) == len(value.terms) and not _one_box(terms):
         try:
-            cells = [(_folded(table, inside), len(inside)) for _, inside in in_cells(table, value)]
+            cells = [(_refolded(table, inside), len(inside)) for _, inside in in_cells(table, value)]
         except Undescribed:
             return value
         if any(len(inside) < count for inside, count in cells):
@@ -67,6 +68,17 @@ def _folded(table: Table, terms: list[Term]) -> list[Term]:
             break
         terms = found
     return terms
+
+
+def _refolded(table: Table, terms: list[Term]) -> list[Term]:
+    """The terms of one cell, folded. A sum that was found where the others are not may be part of a larger one here."""
+    best = _folded(table, terms)
+    sums = {f.atom.id for term in best for f in term.factors if f.atom.kind == "lin" and f.power == 1}
+    for atom in sorted(sums, reverse=True) if len(best) > 1 else ():
+        again = _folded(table, [each for term in best for each in written_out(table, term, atom)])
+        if len(again) < len(best):
+            best = again
+    return best
 
 
 def _one_box(terms: Sequence[Term]) -> bool:
