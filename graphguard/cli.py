@@ -220,11 +220,14 @@ def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome]) -> str:
 @app.command()
 def explain(
     name: Annotated[str, typer.Argument(metavar="CODE|KIND|LEMMA", help="GG104, race, aten.mm.default, mm.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE.py]...", help="Files that have lemmas of your own.")
+    ] = None,
 ) -> None:
     """Print the page of a finding or of a lemma."""
     from graphguard.pages import explain as page_of
 
-    print(page_of(name))
+    print(page_of(name, files or ()))
 
 
 @lemmas.command("ls")

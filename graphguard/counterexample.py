@@ -37,9 +37,12 @@ class Element:
 class Parting:
     """The first tensor on the way to the output whose values part.
 
-    operator, sequential: the sequential operation whose result the ranks do not hold, though they hold its operands.
-    distributed, ranks: the operation of the ranks that first makes what the sequential program does not have.
+    operator, distributed, ranks: the operation of the ranks that first makes what the sequential program does not have.
+    sequential: the operation there that reads the same.
     expected, actual: one number of each of the two tensors, at the same place; None where their shapes do not fit.
+    words: what is wrong with the result, where it can be told.
+    moved, callers: other lines that may be the fault: where what it reads was moved last, and which called for it.
+    at_the_end: the ranks' numbers are all known to the sequential program; what is wrong is who holds which.
     """
 
     operator: str
@@ -48,6 +51,11 @@ class Parting:
     ranks: tuple[int, ...]
     expected: float | None
     actual: float | None
+    backward: bool = False
+    words: str | None = None
+    moved: Source | None = None
+    callers: tuple[Source, ...] = ()
+    at_the_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class Counterexample:
     """seed: of the inputs. shapes: of the sequential inputs. script: what `save` writes.
 
     inputs: what the inputs are, where small ones do; else they are random.
+    raises: where the ranks would raise, and what, if the number is nan because of that.
     """
 
     seed: int
@@ -63,6 +72,7 @@ class Counterexample:
     parting: Parting | None
     script: str
     inputs: tuple[str, ...] = ()
+    raises: str | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a script that needs torch alone, runs both programs on the inputs, and ends in an assert that fails."""
@@ -79,6 +89,7 @@ class Counterexample:
             "seed": self.seed,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "inputs": list(self.inputs),
+            "raises": self.raises,
             "element": {
                 "path": element.path,
                 "rank": element.rank,
@@ -114,6 +125,7 @@ class Counterexample:
         if element.shape is not None:
             actual, expected = f"{element.path} has the shape {list(element.shape)}", f"{expected} at {list(element.index)}"
         lines = [f"counterexample: on rank {element.rank}, {actual}, where {expected}", *self._input_lines()]
+        lines += [] if self.raises is None else [f"  raises       {self.raises}"]
         return lines + ([] if self.parting is None else _parting_lines(self.parting))
 
     def _input_lines(self) -> list[str]:

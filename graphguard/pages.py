@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from graphguard.findings import KINDS, Kind
 
 if TYPE_CHECKING:
     from graphguard.lemmas.registry import Row
+    from graphguard.lemmas.user import Lemma
 
 _HEAD = """
 import torch, torch.distributed as dist
@@ -248,8 +250,8 @@ PAGES = {
 }  # fmt: skip
 
 
-def explain(name: str) -> str:
-    """The page of a finding, by code or kind, or of a lemma, by operator."""
+def explain(name: str, files: Sequence[str] = ()) -> str:
+    """The page of a finding, by code or kind, or of a lemma, by operator; those of the user's own are in files."""
     kinds = {key.lower(): kind for kind in KINDS.values() for key in (kind.code, kind.name)}
     if name.lower() in kinds:
         return of_kind(kinds[name.lower()])
@@ -259,7 +261,22 @@ def explain(name: str) -> str:
     chosen = _rows_named(name, lemmas)
     if chosen:
         return "\n\n".join(of_lemma(row) for row in chosen)
-    raise UsageError(f"there is no finding and no lemma {name!r}{_like(name, [*kinds, *lemmas])}")
+    own = _own_lemmas(files)
+    if name.replace("::", ".") in own:
+        return of_own_lemma(own[name.replace("::", ".")])
+    if "::" in name and not name.startswith("aten::") and not files:
+        raise UsageError(
+            f"there is no lemma {name!r}; for one of your own, name its file too: graphguard explain {name} FILE.py"
+        )
+    raise UsageError(f"there is no finding and no lemma {name!r}{_like(name, [*kinds, *lemmas, *own])}")
+
+
+def _own_lemmas(files: Sequence[str]) -> dict[str, Lemma]:
+    if not files:
+        return {}
+    from graphguard.lemmas.user import registered_by
+
+    return {key: lemma for lemma in registered_by(files) for key in (lemma.operator, lemma.operator.rpartition(".")[0])}
 
 
 def of_kind(kind: Kind) -> str:
@@ -286,6 +303,21 @@ def of_lemma(row: Row) -> str:
         _filled("In-place, out= and _foreach_ variants follow from it.", "  "),
     ]
     return "\n".join(lines)
+
+
+def of_own_lemma(lemma: Lemma) -> str:
+    from graphguard.lemmas.rule import Rule
+
+    if isinstance(lemma.meaning, Rule):
+        whole = " and ".join(sorted(lemma.meaning.whole))
+        said = [f"Its rule is {lemma.meaning.text}."]
+        said += [f"A rank must hold all of {whole}." if whole else "A rank may hold any part of each operand."]
+        said += ["It works position by position along every other axis."] if whole else []
+    else:
+        said = [f"It is {lemma.meaning}.", "The proof sees that definition in its place."]
+    said.append(f"This held in {lemma.checked} random cases." if lemma.untested is None else f"Trusted: {lemma.untested}.")
+    said += [f"It could be weaker: {lemma.weaker}."] if lemma.weaker else []
+    return "\n".join([f"{lemma.name} (a lemma of yours)", "", *(_filled(text, "  ") for text in said)])
 
 
 def _rows_named(name: str, lemmas: dict[str, Row]) -> list[Row]:

@@ -59,6 +59,20 @@ swiglu.register_autograd(
 )
 
 
+@torch.library.custom_op("gg_test::lookup", mutates_args=())
+def lookup(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return table[ids]
+
+
+@torch.library.custom_op("gg_test::turned_lookup", mutates_args=())
+def turned_lookup(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return table[ids.flip(0)]
+
+
+lookup.register_fake(lambda table, ids: table.new_empty(*ids.shape, table.shape[1]))
+turned_lookup.register_fake(lambda table, ids: table.new_empty(*ids.shape, table.shape[1]))
+
+
 @torch.library.custom_op("gg_test::shift", mutates_args=())
 def shift(x: torch.Tensor) -> torch.Tensor:
     return x + torch.arange(x.shape[0]).reshape(-1, *[1] * (x.dim() - 1))
@@ -306,7 +320,9 @@ def _raises(g, u):
         ("b h, h -> h", "h", "the rule 'b h, h -> h' takes b away, so an operator needs all of it: put it into whole="),
         ("b h, h -> b h k", "h", "the rule 'b h, h -> b h k' has k in a result alone, so nothing is parallel along it"),
         ("h h, h -> h h", "", "the rule 'h h, h -> h h' has h twice in one tensor"),
-        ("b ?, h -> b h", "", "has '?', which is neither `...`, an axis, `[axis]` nor `(a b)`"),
+        ("b ?, h -> b h", "", "has '?', which is neither `...`, an axis, `[axis]`, `{axis}` nor `(a b)`"),
+        ("b s+w -> b s", "", "has '+w': rules do not say halos; make the axis whole, as in `[s]`"),
+        ("{v} d, t -> t {v}", "", "has {v} in a result: what is indexed does not come out as an axis"),
         ("(b h, h -> b h", "", "the parentheses of the rule '(b h, h -> b h' do not match"),
         ("(... h), h -> ... h", "", "has `...` inside of parentheses"),
         ("b h, h -> h b", "h", "sizes that contradict each other, in 'b h, h -> h b'"),
@@ -332,6 +348,28 @@ def test_rules_that_say_nothing_are_refused(rule, whole, message):
 )
 def test_names_that_take_no_lemma(name, message):
     assert refused(name, "a b -> a b").startswith(message)
+
+
+def test_an_indexed_axis_is_whole_and_the_others_are_parallel():
+    rule = "{v} d, t -> t d"
+    assert parse(rule).whole == {"v"}
+    gg.lemma("gg_test::lookup", rule)  # indices into v are drawn for it
+    table, ids = gg.Input((6, 4)), gg.Input((8,), dtype=torch.int64, low=0, high=6)
+
+    def looked_up(table, ids):
+        return lookup(table, ids)
+
+    columns = gg.verify(looked_up, looked_up, mesh=TWO, inputs={"table": gg.Input((6, 4), Shard(1)), "ids": ids})
+    assert str(columns.relation) == "out = concat(rank0.out, rank1.out, dim=1)"
+    assert columns.assumptions[1].endswith("a lemma of yours that held in 40 random cases")
+    tokens = gg.Input((8,), Shard(0), dtype=torch.int64, low=0, high=6)
+    rows = gg.verify(looked_up, looked_up, mesh=TWO, inputs={"table": table, "ids": tokens})
+    assert str(rows.relation) == "out = concat(rank0.out, rank1.out, dim=0)"
+    cut = gg.verify(looked_up, looked_up, mesh=TWO, inputs={"table": gg.Input((6, 4), Shard(0)), "ids": ids})
+    assert cut.verdict == "refuted"
+    assert any("raises       gg_test.lookup at " in line and "out of bounds" in line for line in cut.counterexample.lines())
+    with pytest.raises(UsageError, match="is not parallel along t"):
+        gg.lemma("gg_test::turned_lookup", rule)
 
 
 def test_what_is_neither_a_rule_nor_a_function_is_refused():

@@ -456,9 +456,9 @@ def test_lemmas_are_listed(capsys, monkeypatch):
     ]
 
 
-def explained(capsys, name):
+def explained(capsys, *names):
     try:
-        main(["explain", name])
+        main(["explain", *names])
     except SystemExit as stop:
         code = stop.code or 0
     return code, *capsys.readouterr()
@@ -469,6 +469,25 @@ def test_a_finding_is_explained_by_code_or_kind(capsys, name):
     code, out, _ = explained(capsys, name)
     assert code == 0 and out.startswith("GG104 race\n\nA buffer is used between the start of asynchronous communication ")
     assert "\nWhy it is a law\n" in out and "\nExample\n    def seq(x):\n" in out and "\nWhat to do\n  Wait before " in out
+
+
+def test_a_lemma_of_the_users_own_is_explained_from_its_file(folder, capsys):
+    source = """
+    import torch
+    @torch.library.custom_op("gg_cli::double", mutates_args=())
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+    double.register_fake(torch.empty_like)
+    gg.lemma("gg_cli::double", "... h -> ... h")
+    """
+    file = write(folder, "lemmas.py", textwrap.dedent(source))
+    assert explained(capsys, "gg_cli::double", file)[:2] == (
+        0,
+        "gg_cli::double (a lemma of yours)\n\n  Its rule is ... h -> ... h.\n  A rank may hold any part of each operand.\n"
+        "  This held in 56 random cases.\n",
+    )
+    code, _, err = explained(capsys, "gg_cli::double")
+    assert code == 2 and err.endswith("name its file too: graphguard explain gg_cli::double FILE.py\n")
 
 
 @pytest.mark.parametrize("name", ["aten.mm.default", "aten::mm", "aten.mm", "mm"])

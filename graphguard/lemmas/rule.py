@@ -2,6 +2,7 @@
 
 `"... h, h -> ... h"` with `whole="h"`, or `"... [h], [h] -> ... [h]"`, says that the result at a position of `...` is some
 function of the first operand's row there and of the second operand. Nothing else is known: equal rows give equal rows.
+`"{v} d, t -> t d"` says that another operand has indices into `v`, which must be whole too.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from graphguard.lemmas.registry import Call
 ELLIPSIS = "..."
 Dim = tuple[str, ...]  # the axes of a dim, the outermost first; several where the operator sees them as one, as in `(h d)`
 Pattern = tuple[Dim, ...]
-_TOKEN = re.compile(r"\s*(\.\.\.|\[\s*[A-Za-z_]\w*\s*\]|[A-Za-z_]\w*|[()])")
+_TOKEN = re.compile(r"\s*(\.\.\.|\[\s*[A-Za-z_]\w*\s*\]|\{\s*[A-Za-z_]\w*\s*\}|[A-Za-z_]\w*|[()])")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The axes of each operand and of each result; those in `whole` may not be cut."""
+    """The axes of each operand and of each result; those in `whole` may not be cut, among them those that are indexed."""
 
     text: str
     operands: tuple[Pattern, ...]
     results: tuple[Pattern, ...]
     whole: frozenset[str]
+    indexed: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.text}, whole {' '.join(sorted(self.whole))}" if self.whole else self.text
@@ -137,22 +139,26 @@ def parse(text: str, whole: str | Iterable[str] = ()) -> Rule:
     if len(sides) != 2:
         raise UsageError(f"the rule {text!r} is not of the form 'operands -> results', such as '... h, h -> ... h'")
     bracketed: set[str] = set()
-    operands, results = ([_pattern(text, each, bracketed) for each in side.split(",")] for side in sides)
+    indexed: set[str] = set()
+    operands, results = ([_pattern(text, each, bracketed, indexed) for each in side.split(",")] for side in sides)
     stated = set(whole.replace(",", " ").split() if isinstance(whole, str) else whole)
-    rule = Rule(text, tuple(operands), tuple(results), frozenset(stated | bracketed))
+    rule = Rule(text, tuple(operands), tuple(results), frozenset(stated | bracketed | indexed), frozenset(indexed))
     _check(rule, stated)
     return rule
 
 
-def _pattern(text: str, part: str, bracketed: set[str]) -> Pattern:
+def _pattern(text: str, part: str, bracketed: set[str], indexed: set[str]) -> Pattern:
     dims: list[Dim] = []
     group: list[str] | None = None
     place, part = 0, part.rstrip()
     while place < len(part):
         found = _TOKEN.match(part, place)
         if found is None:
+            rest = part[place:].strip()
+            if rest.startswith("+"):
+                raise UsageError(f"the rule {text!r} has {rest!r}: rules do not say halos; make the axis whole, as in `[s]`")
             raise UsageError(
-                f"the rule {text!r} has {part[place:].strip()!r}, which is neither `...`, an axis, `[axis]` nor `(a b)`"
+                f"the rule {text!r} has {rest!r}, which is neither `...`, an axis, `[axis]`, `{{axis}}` nor `(a b)`"
             )
         token, place = found[1], found.end()
         if token in "()":
@@ -162,9 +168,11 @@ def _pattern(text: str, part: str, bracketed: set[str]) -> Pattern:
                 dims.append(tuple(group))
             group = [] if token == "(" else None
             continue
-        name = token.strip("[] ")
+        name = token.strip("[]{} ")
         if token.startswith("["):
             bracketed.add(name)
+        elif token.startswith("{"):
+            indexed.add(name)
         if group is None:
             dims.append((name,))
         elif name == ELLIPSIS:
@@ -184,6 +192,8 @@ def _check(rule: Rule, stated: set[str]) -> None:
             raise UsageError(f"the rule {rule.text!r} has {twice} twice in one tensor")
     read = {axis for pattern in rule.operands for dim in pattern for axis in dim}
     made = [{axis for dim in pattern for axis in dim} for pattern in rule.results]
+    for axis in sorted(rule.indexed & set[str]().union(*made)):
+        raise UsageError(f"the rule {rule.text!r} has {{{axis}}} in a result: what is indexed does not come out as an axis")
     for axis in sorted(stated):
         if axis == ELLIPSIS or axis not in read.union(*made):
             raise UsageError(f"whole= names {axis!r}, which is no axis of the rule {rule.text!r}")

@@ -224,6 +224,7 @@ class _Judging:
                 reduced=output.reduction(stated) if element.reduced is not None else None,
             ),
             _words(trial),
+            _raised(trial) if element.actual != element.actual else None,
         )
 
     def _difference(
@@ -245,6 +246,11 @@ class _Judging:
 def _runs(part: Programs) -> int:
     """How often the programs may be run for a smaller counterexample."""
     return int(_SECONDS_TO_SHRINK / (cost(part.graphs).seconds + _PER_RUN))
+
+
+def _raised(trial: Trial) -> str | None:
+    """The first operation of the ranks that indexes outside of a tensor."""
+    return next((f"{n.op.removesuffix('.default')} at {n.source}: {why}" for n, why in trial.outside.items()), None)
 
 
 def _words(trial: Trial) -> tuple[str, ...]:

@@ -302,10 +302,31 @@ class _Trial:
             if sum(map(math.prod, shapes)) > _MOST_ELEMENTS:
                 continue
             for dtype in (torch.float64, torch.float32):
-                drawn = self._arguments([self._random(shape, dtype, scale, positive) for shape in shapes], example % 2 == 1)
-                if drawn is not None and self._takes(drawn):
-                    self.accepted.append(shapes)
-                    yield drawn
+                tensors = [self._random(shape, dtype, scale, positive) for shape in shapes]
+                for each in self._with_indices(tensors):
+                    drawn = self._arguments(each, example % 2 == 1)
+                    if drawn is not None and self._takes(drawn):
+                        self.accepted.append(shapes)
+                        yield drawn
+
+    def _with_indices(self, tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """The tensors; where a rule has an indexed axis, each other operand in turn as indices into it."""
+        rule = self.lemma.meaning
+        indexed = rule.indexed if isinstance(rule, Rule) else frozenset[str]()
+        if not isinstance(rule, Rule) or not indexed:
+            yield tensors
+            return
+        own = [any(axis in indexed for dim in pattern for axis in dim) for pattern in rule.operands]
+        sizes = [
+            tensor.shape[len(tensor.shape) - len(pattern) + place]
+            for tensor, pattern in zip(tensors, rule.operands, strict=True)
+            for place, dim in enumerate(pattern)
+            if len(dim) == 1 and dim[0] in indexed
+        ]
+        for place, tensor in enumerate(tensors):
+            if not own[place] and sizes:
+                generator = torch.Generator().manual_seed(self.dice.randrange(1 << 40))
+                yield [*tensors[:place], torch.randint(min(sizes), tensor.shape, generator=generator), *tensors[place + 1 :]]
 
     def _takes(self, given: Arguments) -> bool:
         """Whether the kernel that knows shapes alone does not object."""
