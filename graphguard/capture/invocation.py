@@ -52,8 +52,8 @@ class Invocation:
         named = symbol(arg)
         if named is not None:
             return named
-        if isinstance(arg, (bool, int, float, complex)):
-            return arg
+        if isinstance(arg, (int, float, complex)):  # of a subclass, as numpy's floats are
+            return int(arg) if isinstance(arg, int) else float(arg) if isinstance(arg, float) else complex(arg)
         if isinstance(arg, torch.device):
             return Symbol("device", "cpu")
         raise CaptureError(f"an argument of type {kind.__name__} cannot be part of a graph")

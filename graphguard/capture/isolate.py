@@ -5,6 +5,7 @@ A fork starts from the state that this process has now, costs a few milliseconds
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import selectors
@@ -89,6 +90,7 @@ def _work(task: Task, pipe: int) -> None:
         sys.stdout = sys.stderr
         warnings.simplefilter("ignore")  # every rank would repeat them
         torch.set_num_threads(1)  # a thread pool does not survive a fork
+        gc.disable()  # the process is short-lived; a collection would touch, and so copy, every page of the parent
         answer = b"+" + task()
     except GraphGuardError as error:
         answer = b"-" + pickle.dumps(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -169,13 +171,14 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _layout(tensor: DTensor) -> Layout:
-    mesh = tensor.device_mesh
-    return Layout(
-        tuple(tensor.shape),
-        tuple(mesh.mesh.shape),
-        tuple(int(rank) for rank in mesh.mesh.reshape(-1).tolist()),
-        tuple(repr(placement) for placement in tensor.placements),
-    )
+    placements = tuple(repr(placement) for placement in tensor.placements)
+    return Layout(tuple(tensor.shape), *_form(tensor.device_mesh), placements)
+
+
+@functools.cache  # a mesh makes its tensor of ranks anew for everyone who asks
+def _form(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    ranks = mesh.mesh
+    return tuple(ranks.shape), tuple(int(rank) for rank in ranks.reshape(-1).tolist())
 
 
 def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,12 +71,15 @@ def capture_sequential(program: Program, inputs: Mapping[str, Input], *, use_cac
     """The graph of one program on its own."""
     subject = Subject(program, program, Mesh.of({"world": 1}), inputs)
     subject.sequential.check(list(inputs))
-    return graph_json.loads(_capture_all(subject, [None], None, use_cache, None)[0].graphs[0])
+    return _capture_all(subject, [None], None, use_cache, None)[0].graphs[0]
 
 
 @dataclass
 class _Answer:
-    graphs: list[str]
+    """What a fork found. Texts are equal if the graphs are; a pickle of a graph is not fit for that."""
+
+    graphs: list[Graph]
+    texts: list[str]
     sent: Sent
     complete: bool
 
@@ -90,14 +95,10 @@ def capture(
     whats: list[int | None] = [None, None, 0, *range(world)]
     answers = _capture_all(subject, whats, progress, use_cache, workers)
     for first, second in ((0, 1), (2, 3)):
-        if answers[first].graphs != answers[second].graphs:
+        if answers[first].texts != answers[second].texts:
             raise CaptureError(_difference(answers[first].graphs[-1], answers[second].graphs[-1], whats[first]))
-    sequential = graph_json.loads(answers[0].graphs[0])
-    relations, graphs = [], []
-    for answer in answers[3:]:
-        relation, graph = map(graph_json.loads, answer.graphs)
-        relations.append(relation)
-        graphs.append(graph)
+    sequential = answers[0].graphs[0]
+    relations, graphs = map(list, zip(*(answer.graphs for answer in answers[3:]), strict=True))
     captured = Captured(sequential, graphs, relations, join(graphs), time.perf_counter() - begun)
     captured.assumptions = sorted({a for graph in [sequential, *relations, *graphs] for a in graph.assumptions})
     return captured
@@ -112,14 +113,15 @@ def _capture_all(
     answers: dict[int, _Answer] = {}
     pending = list(range(len(whats)))
     while pending:
-        tasks = [_task(subject, whats[index], holders, known, use_cache) for index in pending]
+        tasks = [_task(subject, whats[index], holders, known, use_cache, whats.count(whats[index]) > 1) for index in pending]
         failures: dict[int, GraphGuardError] = {}
         for position, result in run_isolated(tasks, workers):
             index = pending[position]
             if isinstance(result, GraphGuardError):
                 failures[index] = result  # the others still run, so that the error shown is the same every time
                 continue
-            answers[index] = pickle.loads(result)
+            with _uncollected():
+                answers[index] = pickle.loads(result)
             if progress is not None:
                 progress(_title(whats[index]), sum(a.complete for a in answers.values()), len(whats))
         if failures:
@@ -134,11 +136,25 @@ def _capture_all(
     return [answers[index] for index in range(len(whats))]
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Graphs are many small objects that all live: collecting them in vain takes longer than loading them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _title(rank: int | None) -> str:
     return "the sequential program" if rank is None else f"rank {rank}"
 
 
-def _task(subject: Subject, rank: int | None, holders: adapters.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
+def _task(
+    subject: Subject, rank: int | None, holders: adapters.Holders, known: Sent, use_cache: bool, twice: bool
+) -> Callable[[], bytes]:
     def task() -> bytes:
         objects = ObjectExchange(known)
         try:
@@ -147,10 +163,11 @@ def _task(subject: Subject, rank: int | None, holders: adapters.Holders, known: 
             else:
                 graphs = _rank(subject, rank, holders, objects, use_cache)
         except ObjectsMissing:
-            return pickle.dumps(_Answer([], objects.sent, False))
+            return pickle.dumps(_Answer([], [], objects.sent, False))
         for graph in graphs:
             require_wellformed(graph)
-        return pickle.dumps(_Answer([graph_json.dumps(graph) for graph in graphs], objects.sent, True))
+        texts = [graph_json.dumps(graph) for graph in graphs] if twice else []
+        return pickle.dumps(_Answer(graphs, texts, objects.sent, True), pickle.HIGHEST_PROTOCOL)
 
     return task
 
@@ -260,9 +277,8 @@ def _program_error(error: BaseException, who: str) -> ProgramError:
     return ProgramError(f"{who} raised {type(error).__name__}{where}: {text}", frames)
 
 
-def _difference(first: str, second: str, rank: int | None) -> str:
+def _difference(a: Graph, b: Graph, rank: int | None) -> str:
     """Where two captures of one program part."""
-    a, b = graph_json.loads(first), graph_json.loads(second)
     for mine, its in zip(a.nodes, b.nodes, strict=False):
         if str(mine) != str(its):
             return (
