@@ -170,7 +170,7 @@ PAGES = {
         """,
         advice="Compare the two lines. If the programs mean the same, and the report names an operator without a lemma, say "
         "what it computes: `gg.lemma(operator, definition in torch)`. If it says why a value has no description, make that "
-        "value in another way: the product above can be gathered and multiplied on every rank.",
+        "value in another way, for instance from operands that are gathered first.",
     ),
     "unexplained-output": Page(
         law="Whoever uses the output of a distributed program must know what each rank has. Equal copies, tiles and "

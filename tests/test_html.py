@@ -173,6 +173,15 @@ def test_a_page_has_all_that_the_report_has(report):
     places = [{one.sequential, one.distributed, *one.sources} - {None} for one in report.findings]
     assert plain.count("<span class=marked>") == sum(map(len, places)) and "# too early" in plain and text.count("<svg") == 1
     assert report.counterexample.lines()[0].removeprefix("counterexample: ") in plain
+    assert report.counterexample.script in plain and "<dt>inputs</dt><dd class=mono>" in text
+    assert "<b>What to do.</b> " in text
+
+
+def test_a_line_of_both_programs_is_shown_once():
+    here = Source(__file__, 1, "f")
+    text = page(Report("unproven", findings=[Finding("relation-lost", "lost", sequential=here, distributed=here)]))
+    assert text.count("<span class=marked>") == 1 and "<b>both</b>" in text
+    assert "<code>gg.lemma(operator, definition in torch)</code>" in text
 
 
 def test_the_break_is_in_focus_in_both_programs(report):
@@ -212,6 +221,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert len(names) == 2 and all(re.fullmatch(r"[\w.-]+\.html", name) for name in names)
     index = (tmp_path / "index.html").read_text()
     assert Tags(index).tags.count("script") == 1 and "<img" not in index
+    assert ">1 refuted</span>" in index
 
 
 def test_a_notebook_shows_a_fragment_without_script(report):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from functools import cache
 from html import escape
 from importlib import resources
@@ -20,6 +21,7 @@ from graphguard.findings import KINDS, Finding
 from graphguard.holding import Holding
 from graphguard.ir import Source
 from graphguard.listing import STATES, Program
+from graphguard.pages import PAGES
 from graphguard.render.excerpt import excerpt
 from graphguard.render.svg import svg
 from graphguard.render.write import write_text
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from graphguard.report import Report
 
 MOST_FINDINGS = 20
+_VERDICTS = ("verified", "refuted", "unproven", "error")
+MOST_SCRIPT = 100_000  # characters
 
 
 @cache
@@ -81,11 +85,10 @@ def _summary(report: Report) -> str:
 def _finding(finding: Finding, is_first: bool) -> str:
     """The first finding is open; the others are opened by a click."""
     phase = f" ({finding.phase})" if finding.phase else ""
-    sides = [
-        _side(side, source, phase)
-        for side, source in (("sequential", finding.sequential), ("distributed", finding.distributed))
-        if source is not None
-    ]
+    places = [("sequential", finding.sequential), ("distributed", finding.distributed)]
+    if finding.sequential == finding.distributed:
+        places = [("both", finding.sequential)]
+    sides = [_side(side, source, phase) for side, source in places if source is not None]
     told = (finding.sequential, finding.distributed)
     sides += [_side("also", source, "") for source in dict.fromkeys(finding.sources) if source not in told]
     repair = f"<p><b>Repair:</b> {escape(finding.repair)}</p>" if finding.repair else ""
@@ -94,8 +97,13 @@ def _finding(finding: Finding, is_first: bool) -> str:
         f'<details class="card"{" open" if is_first else ""}><summary><b>{escape(finding.code)} {escape(finding.kind)}</b> '
         f"{escape(finding.message)}</summary>"
         f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}'
-        f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div></details>'
+        f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div>'
+        f'<p class="soft"><b>What to do.</b> {_with_code(PAGES[finding.kind].advice)}</p></details>'
     )
+
+
+def _with_code(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _side(side: str, source: Source, phase: str) -> str:
@@ -120,8 +128,16 @@ def _counterexample(report: Report) -> str:
     if example is None:
         return ""
     first, *rest = [line.strip().removeprefix("counterexample: ") for line in example.lines()]
-    lines = "".join(f"<p class=mono>{escape(line)}</p>" for line in rest)
-    return f'<section><h2>Counterexample</h2><div class="card"><p><b>{escape(first)}</b></p>{lines}</div></section>'
+    rows = [re.split(r"  +", line, maxsplit=1) for line in rest]
+    lines = "".join(f"<dt>{escape(row[0])}</dt><dd class=mono>{escape(row[-1])}</dd>" for row in rows)
+    script = (
+        f"<details><summary>A script that shows it with torch alone</summary><pre class=script>{escape(example.script)}</pre>"
+        "</details>"
+        if len(example.script) <= MOST_SCRIPT
+        else ""
+    )
+    card = f'<div class="card"><p><b>{escape(first)}</b></p><dl>{lines}</dl>{script}</div>'
+    return f"<section><h2>Counterexample</h2>{card}</section>"
 
 
 def _relations(report: Report) -> str:
@@ -219,6 +235,7 @@ class Site:
     def __init__(self, folder: str):
         self.folder = folder
         self.rows: list[str] = []
+        self.counts: Counter[str] = Counter()
         self.names: set[str] = set()
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise UsageError(f"--html {folder}: this is a file; give a folder")
@@ -226,6 +243,7 @@ class Site:
     def add(self, outcome: Outcome) -> None:
         """Write the page of a check. A check that could not run is in the index only."""
         check, report = outcome.check, outcome.report
+        self.counts["error" if report is None else report.verdict] += 1
         if report is None:
             name, why = escape(str(check)), escape(str(outcome.error))
             cells = f"{_badge('error')}</td><td class=name>{name}</td><td>{why}</td><td class=number>"
@@ -243,7 +261,9 @@ class Site:
         self.rows.append(f"<tr><td class=fixed>{cells}</td></tr>")
 
     def finish(self) -> None:
-        head = '<header><h1>GraphGuard</h1><span class="soft">' + f"{len(self.rows)} checks</span></header>"
+        counts = ", ".join(f"{self.counts[verdict]} {verdict}" for verdict in _VERDICTS if self.counts[verdict])
+        aside = counts.replace("error", "that could not run")
+        head = f'<header><h1>GraphGuard</h1><span class="soft">{escape(aside or "no checks")}</span></header>'
         table = f"<tr><th>verdict</th><th>check</th><th>why</th><th>seconds</th></tr>{''.join(self.rows)}"
         body = f'{head}<div class="scroll"><table>{table}</table></div>'
         write_text(os.path.join(self.folder, "index.html"), _document("GraphGuard", body))
