@@ -44,6 +44,16 @@ def over_tensor_parallelism():
     return verify(distributed, {"dp": 2, "tp": 2}, "dp")
 
 
+@gg.check
+def hybrid_over_tensor_parallelism():
+    """Three axes: replicas of shards of tensor-parallel ranks."""
+
+    def distributed(mesh):
+        return sharded(mesh["replicas", "shards"], parallelize_module(Transformer(), mesh["tp"], SEQUENCE_TOO))
+
+    return verify(distributed, {"replicas": 2, "shards": 2, "tp": 2}, "replicas", "shards")
+
+
 # ---------------------------------------------------------------------- faults
 @gg.check(expect="refuted")
 def gradients_are_not_synchronised():

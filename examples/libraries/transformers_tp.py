@@ -1,8 +1,17 @@
 """transformers: models with the library's own tensor-parallel plan (`tp_plan`), a train step with every gradient."""
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import Partial, Shard
-from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import (
+    GPTNeoXForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    MixtralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel, apply_tensor_parallelism
 
 import graphguard as gg
@@ -21,7 +30,7 @@ def loss(model, ids):
     return model(input_ids=ids, labels=ids).loss
 
 
-def verify(kind, tp=2, change=lambda plan: plan, **sizes):
+def verify(kind, tp=2, change=lambda plan: plan, batch=2, loss_fn=loss, **sizes):
     def distributed(mesh):
         model = build(kind, **sizes)
         return apply_tensor_parallelism(model, mesh["tp"], change(dict(model.tp_plan)))
@@ -29,9 +38,9 @@ def verify(kind, tp=2, change=lambda plan: plan, **sizes):
     return gg.verify_model(
         sequential=lambda: build(kind, **sizes),
         distributed=distributed,
-        step=gg.train_step(loss),
+        step=gg.train_step(loss_fn),
         mesh={"tp": tp},
-        inputs={"ids": gg.Input((2, 8), dtype=torch.int64, low=0, high=VOCABULARY)},
+        inputs={"ids": gg.Input((batch, 8), dtype=torch.int64, low=0, high=VOCABULARY)},
     )
 
 
@@ -43,6 +52,16 @@ def llama():
 @gg.check
 def llama_on_eight_ranks():
     return verify(LlamaForCausalLM, tp=8, num_attention_heads=8, num_key_value_heads=8, hidden_size=32, num_hidden_layers=2)
+
+
+@gg.check
+def llama_batch_of_one():
+    return verify(LlamaForCausalLM, batch=1, num_hidden_layers=2)
+
+
+@gg.check
+def llama_on_four_ranks():
+    return verify(LlamaForCausalLM, tp=4, num_key_value_heads=4)
 
 
 @gg.check
@@ -65,6 +84,19 @@ def qwen3():
     return verify(Qwen3ForCausalLM, head_dim=4)
 
 
+EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "batched_mm"}  # every token goes to both experts
+
+
+@gg.check(expect="unproven")
+def mixtral():
+    return verify(MixtralForCausalLM, num_local_experts=2, **EXPERTS)
+
+
+@gg.check(expect="unproven")
+def qwen3_moe():
+    return verify(Qwen3MoeForCausalLM, num_experts=2, moe_intermediate_size=8, head_dim=4, norm_topk_prob=True, **EXPERTS)
+
+
 # ---------------------------------------------------------------------- faults in a copy of the plan
 def unreduced(plan):
     """The MLP's second projection leaves each rank with its part of the sum."""
@@ -85,3 +117,23 @@ def llama_without_a_reduction():
 @gg.check(expect="refuted")
 def qwen3_without_a_gradient_sum():
     return verify(Qwen3ForCausalLM, change=unsynchronised, head_dim=4)
+
+
+def scaled_loss(model, ids):
+    """Each rank divides the loss by the number of ranks, though all of them have all tokens."""
+    whole = loss(model, ids)
+    return whole / dist.get_world_size() if dist.is_initialized() else whole
+
+
+@gg.check(expect="refuted")
+def llama_with_a_loss_divided_by_the_ranks():
+    return verify(LlamaForCausalLM, loss_fn=scaled_loss)
+
+
+@gg.check(expect="refuted")
+def mixtral_without_a_reduction():
+    def change(plan):
+        ALL_PARALLEL_STYLES.register("unsummed", RowwiseParallel(input_layouts=Shard(-1), output_layouts=Partial()))
+        return plan | {"model.layers.*.self_attn.o_proj": "unsummed"}
+
+    return verify(MixtralForCausalLM, change=change, num_local_experts=2, **EXPERTS)

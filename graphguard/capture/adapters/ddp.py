@@ -63,6 +63,7 @@ def adjust_ddp(recorder: Recorder) -> None:
 
     DistributedDataParallel.__init__ = construct_anywhere  # the devices that it is given do not exist
     dist.Reducer._rebuild_buckets = keep_buckets  # the ranks agree on new buckets by values that they read
+    dist.Logger.set_runtime_stats_and_log = lambda self: None  # it warns that it has no clock for these devices
     dist._broadcast_coalesced = broadcast_each
     dist._verify_params_across_processes = lambda *args: None  # the broadcasts of the parameters are compared instead
     DistributedDataParallel.register_comm_hook = register_own
