@@ -2,6 +2,8 @@
 
 The sequence is split. Runs with dropout cannot be compared; but a generator that counts is a function of its seed and
 of the position of an element. A rank that counts its own elements from zero drops what rank 0 drops.
+
+Also: bigscience-workshop/Megatron-DeepSpeed #276.
 """
 
 import torch
