@@ -37,11 +37,11 @@ class Element:
 class Parting:
     """The first tensor on the way to the output whose values part.
 
-    operator, distributed, ranks: the operation of the ranks that first makes what the sequential program does not have.
-    sequential: the operation there that reads the same.
+    distributed, ranks: the operation of the ranks that first makes what the sequential program does not have.
+    operator, sequential: the operation there that reads the same.
     expected, actual: one number of each of the two tensors, at the same place; None where their shapes do not fit.
     words: what is wrong with the result, where it can be told.
-    moved, callers: other lines that may be the fault: where what it reads was moved last, and which called for it.
+    beside, callers: other lines that may be the fault: where what it reads was moved last, and which called for it.
     at_the_end: the ranks' numbers are all known to the sequential program; what is wrong is who holds which.
     """
 
@@ -53,7 +53,7 @@ class Parting:
     actual: float | None
     backward: bool = False
     words: str | None = None
-    moved: Source | None = None
+    beside: Source | None = None
     callers: tuple[Source, ...] = ()
     at_the_end: bool = False
 

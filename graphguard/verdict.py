@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from graphguard.engine.proof import Proof
 from graphguard.errors import InternalError
 from graphguard.findings import Finding
-from graphguard.ir import Graph, values_in
+from graphguard.ir import Graph, Source, values_in
 from graphguard.report import Report
 
 if TYPE_CHECKING:
@@ -65,34 +65,52 @@ def _told(findings: Iterable[Finding], judgement: Judgement) -> list[Finding]:
 
 
 def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding]:
-    """A second place to look: where values part in the execution, or else where the first finding's value is used next."""
-    first = findings[0]
+    """Where values part in the execution comes first, then a second line to look at; where the proof stops is one, too."""
+    example = judgement.counterexample
+    if example is None or example.parting is None:
+        return [findings[0], *_second(findings[0], findings[0].sources), *findings[1:]]
+    parting = example.parting
+    about = next((finding for finding in findings if finding.output == example.element.path), findings[0])
+    others = [finding for finding in findings if finding is not about]
+    if parting.at_the_end or parting.distributed is None:  # the proof knows more of who should hold what
+        callers = () if about.distributed is None else tuple(about.distributed.outwards())
+        return [about, *_second(about, (parting.beside, *callers, parting.distributed, *about.sources)), *others]
+    if about.distributed is not None and about.distributed.place == parting.distributed.place:
+        first = replace(about, law=about.law or parting.words)
+        return [first, *_second(first, (parting.beside, *parting.callers, *about.sources)), *others]
+    first = replace(
+        about,
+        message=f"{about.message}; {_parted(parting)}",
+        sequential=parting.sequential,
+        distributed=parting.distributed,
+        phase="backward" if parting.backward else "forward",
+        law=parting.words,
+        holdings=(),
+        sources=(parting.distributed,),
+    )
+    stops = [] if about.distributed is None else [replace(about, kind="relation-lost", message=_stops(about))]
+    return [first, *_second(first, (parting.beside, *(() if stops else parting.callers))), *stops, *others]
+
+
+def _parted(parting: Parting) -> str:
+    text = f"in an execution, values part at {parting.operator}"
+    if parting.expected is None or parting.actual is None:
+        return text
+    return f"{text}: {parting.actual:.7g} where the sequential program has {parting.expected:.7g}"
+
+
+def _stops(finding: Finding) -> str:
+    return f"{finding.output or 'the output'}: the proof loses it here"
+
+
+def _second(first: Finding, lines: Iterable[Source | None]) -> list[Finding]:
+    """A second line to look at, after a finding's own."""
     here = first.distributed
-    if here is None:
-        return findings
-    parting = None if judgement.counterexample is None else judgement.counterexample.parting
-    if parting is not None and parting.distributed is not None and parting.distributed.place != here.place:
-        apart = _parted(parting)
-        if first.kind == "unexplained-output" and not first.sources:  # a wrong scale: the proof sees it at the end alone
-            return [
-                replace(first, sequential=apart.sequential, distributed=apart.distributed, sources=(here,)),
-                replace(apart, sequential=first.sequential, distributed=here, message="the wrong scale is still there"),
-                *findings[1:],
-            ]
-    else:
-        other = next((source for source in first.sources if source.place != here.place), None)
-        if other is None:
-            return findings
-        message = f"{first.output}: beside the line above, the value passes here" if first.output else "the value passes here"
-        apart = replace(first, kind="relation-lost", message=message, distributed=other, sources=(), law=None, holdings=())
-    return [first, apart, *findings[1:]]
-
-
-def _parted(parting: Parting) -> Finding:
-    message = f"{parting.operator}: in an execution, values part here first"
-    if parting.expected is not None and parting.actual is not None:
-        message += f": {parting.actual:.7g} where the sequential program has {parting.expected:.7g}"
-    return Finding("relation-lost", message, parting.ranks, sequential=parting.sequential, distributed=parting.distributed)
+    other = None if here is None else next((line for line in lines if line is not None and line.place != here.place), None)
+    if other is None:
+        return []
+    message = f"{first.output}: beside the line above, the value passes here" if first.output else "the value passes here"
+    return [replace(first, kind="relation-lost", message=message, distributed=other, sources=(), law=None, holdings=())]
 
 
 def _suited(finding: Finding, path: str, judgement: Judgement) -> Finding:
