@@ -19,7 +19,7 @@ from graphguard.capture.wrappers import gradients_of
 from graphguard.errors import GraphGuardError, InternalError, UsageError
 from graphguard.expectation import Expectation, expectations
 from graphguard.ir import Graph
-from graphguard.lemmas.user import by_operator
+from graphguard.lemmas.user import binds, by_operator
 from graphguard.listing import without_relations
 from graphguard.parameters import (
     Parameter,
@@ -168,6 +168,12 @@ class train_step:
 
     def __call__(self, model: torch.nn.Module, **inputs: Any) -> dict[str, Any]:
         loss = self.loss_fn(model, **inputs)
+        if not isinstance(loss, torch.Tensor):
+            raise UsageError(f"the loss_fn of gg.train_step returned {type(loss).__name__}; it must return a scalar tensor")
+        if loss.numel() != 1:
+            raise UsageError(
+                f"the loss_fn of gg.train_step returned a tensor of shape {tuple(loss.shape)}; it must be a scalar"
+            )
         loss.backward()
         return {"loss": loss.detach(), "grads": gradients_of(model)}
 
@@ -197,6 +203,15 @@ def _models(
     inputs: Mapping[str, Input],
     local_inputs: LocalInputs | None,
 ) -> Subject:
+    for side, builder, call in (("sequential", sequential, "lambda: "), ("distributed", distributed, "lambda mesh: ")):
+        if isinstance(builder, torch.nn.Module):
+            raise UsageError(f"{side}= is a module; give a function that builds it: {side}={call}{type(builder).__name__}(...)")
+        if not callable(builder):
+            raise UsageError(f"{side}= is {type(builder).__name__}, not a function that builds a module")
+    if not binds(distributed, (None,), {}):
+        raise UsageError("distributed= is called with the mesh; write distributed=lambda mesh: ...")
+    if not callable(step):
+        raise UsageError(f"step= is {type(step).__name__}; write step(model, **inputs), or gg.train_step(loss_fn)")
     programs = ModelProgram(sequential, step, "sequential"), ModelProgram(distributed, step, "distributed")
     return Subject(*programs, mesh_of(mesh), _named(inputs), local_inputs)
 
@@ -274,7 +289,9 @@ def _decided(
     stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
     stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
     assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])
-    return report_of(proof, judgement, [*assumed, *captured.assumptions])
+    report = report_of(proof, judgement, [*assumed, *captured.assumptions])
+    report.notes += judgement.hints
+    return report
 
 
 def _tell(phase: str) -> None:

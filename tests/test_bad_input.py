@@ -205,7 +205,7 @@ class Calling(torch.nn.Module):
 def test_an_exception_of_the_program_shows_its_own_frames_only():
     error = failure(broken)
     assert type(error) is ProgramError
-    where = f"{HERE}:{line_of(inner_helper)}"
+    where = f"{FILE}:{line_of(inner_helper)}"
     assert str(error) == f"the sequential program raised ValueError at {where} in inner_helper: the weights are"
     assert [function for _, _, function in error.frames] == ["broken", "forward", "inner_helper"]
     assert {file for file, _, _ in error.frames} == {HERE}
@@ -225,7 +225,7 @@ def test_an_exception_of_one_rank_names_the_rank():
 
     with pytest.raises(ProgramError) as caught:
         capture_both(lambda x: x, fails_on_rank_one, 2, {"x": Input((4, 6))})
-    where = f"{HERE}:{line_of(fails_on_rank_one)}"
+    where = f"{FILE}:{line_of(fails_on_rank_one)}"
     assert str(caught.value).startswith(f"rank 1 raised RuntimeError at {where} in fails_on_rank_one: shape '[5]' is invalid")
 
 
@@ -251,13 +251,13 @@ def killed(x, i):
 
 
 ENDS = {
-    f"the sequential program called sys.exit() at {HERE}:": lambda x, i: sys.exit(0),
+    f"the sequential program called sys.exit() at {FILE}:": lambda x, i: sys.exit(0),
     "the program ended its process (signal SIGKILL) before it returned": killed,
     "the program ended its process (signal SIGTERM) before it returned": lambda x, i: os.kill(os.getpid(), signal.SIGTERM),
     "the program ended its process (exit code 0) before it returned": lambda x, i: os._exit(0),
     "the program ended its process (exit code 3) before it returned": lambda x, i: os._exit(3),
-    f"the sequential program raised Stop at {HERE}:{line_of(raises) + 1} in raises: now": lambda x, i: raises(Stop("now")),
-    f"the sequential program raised RecursionError at {HERE}:": lambda x, i: endless(x),
+    f"the sequential program raised Stop at {FILE}:{line_of(raises) + 1} in raises: now": lambda x, i: raises(Stop("now")),
+    f"the sequential program raised RecursionError at {FILE}:": lambda x, i: endless(x),
 }
 
 

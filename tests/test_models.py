@@ -270,3 +270,32 @@ def test_a_tied_parameter_of_two_stages(synced):
     )  # fmt: skip
     assert report.verdict == ("verified" if synced else "refuted"), report
     assert report.parameters == {"embed.weight": f"Replicate, {SAME}"}
+
+
+@pytest.mark.parametrize(
+    ("sequential", "distributed", "step", "text"),
+    [
+        (Net(), Net, None, "sequential= is a module; give a function that builds it: sequential=lambda: Net(...)"),
+        (Net, Net(), None, "distributed= is a module; give a function that builds it: distributed=lambda mesh: Net(...)"),
+        (Net, 3, None, "distributed= is int, not a function that builds a module"),
+        (Net, lambda: Net(), None, "distributed= is called with the mesh; write distributed=lambda mesh: ..."),
+        (Net, lambda mesh: Net(), 3, "step= is int; write step(model, **inputs), or gg.train_step(loss_fn)"),
+        (Net, lambda mesh: Net(), gg.train_step(lambda model, x: 3.0),
+         "the loss_fn of gg.train_step returned float; it must return a scalar tensor"),
+        (Net, lambda mesh: Net(), gg.train_step(lambda model, x: model(x)),
+         "the loss_fn of gg.train_step returned a tensor of shape (6, 4); it must be a scalar"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_or_no_step_is_one_sentence(sequential, distributed, step, text):
+    with pytest.raises(UsageError) as caught:
+        gg.verify_model(sequential, distributed, mesh=TP, inputs=X, **({} if step is None else {"step": step}))
+    assert str(caught.value) == text
+
+
+def test_a_shape_that_does_not_fit_a_dtensor_is_told_without_a_log(capfd):
+    def half_a_plan(mesh):
+        return parallelize_module(Net(), mesh, {"down": RowwiseParallel()})
+
+    with pytest.raises(gg.GraphGuardError, match=r"rank 0 raised RuntimeError at .*: a and b must have same reduction dim"):
+        gg.verify_model(Net, half_a_plan, mesh=TP, inputs=X)
+    assert capfd.readouterr().err == ""

@@ -231,13 +231,27 @@ def test_findings_about_outputs_that_differ_come_first(monkeypatch):
 def test_the_finding_says_what_the_numbers_show(monkeypatch):
     findings = [Finding("relation-lost", "out has no description: too hard", output="out")]
     monkeypatch.setattr("graphguard.engine.prove.prove", lambda *graphs, **options: Proof({}, findings))
-    (scaled,) = verify(product, averaged, SPLIT).findings
+    scaled = verify(product, averaged, SPLIT).findings[0]
     assert scaled.kind == "scaled-copies" and scaled.message.startswith("out: the ranks hold copies that are scaled")
-    (stated,) = verify(product, product, SPLIT, outputs={"out": Replicate()}).findings
+    stated = verify(product, product, SPLIT, outputs={"out": Replicate()}).findings[0]
     assert (stated.kind, stated.message) == (
         "unexpected-relation",
         "out: the numbers show out = sum(rank0.out, rank1.out), which is not what is expected",
     )
+
+
+def test_a_mean_over_ranks_is_named_as_what_may_be_meant():
+    def means(x):
+        return {"loss": x.square().mean(), "wrong": x.sum() * 3}
+
+    def of_ranks(x):
+        return {"loss": x.square().mean(), "wrong": x.sum() * 2}
+
+    report = verify(means, of_ranks, {"x": gg.Input((4, 6), Shard(0))}, mesh=2)
+    assert report.notes == [
+        "loss: the mean over tp of what the ranks hold is the sequential value; either an average is missing, or it is meant, "
+        'and outputs= should state Partial("avg")'
+    ]
 
 
 # ---------------------------------------------------------------------- small counterexamples

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +56,7 @@ def _refuse_threads(recorder: Recorder) -> None:
         run, (source, _) = self.run, recorder.sources.here()
 
         def watched() -> None:
-            with _OtherThread(recorder, source):
+            with _OtherThread(recorder, source), suppress(CaptureError):  # it is told when the program ends
                 run()
 
         self.run = watched  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ A fork starts from the state that this process has now, costs a few milliseconds
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
 import selectors
@@ -89,6 +90,7 @@ def _work(task: Task, pipe: int) -> None:
         os.dup2(2, 1)  # what programs print must not mix with our results
         sys.stdout = sys.stderr
         warnings.simplefilter("ignore")  # every rank would repeat them
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs what the program then raises
         torch.set_num_threads(1)  # a thread pool does not survive a fork
         gc.disable()  # the process is short-lived; a collection would touch, and so copy, every page of the parent
         answer = b"+" + task()

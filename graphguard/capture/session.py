@@ -24,7 +24,7 @@ from graphguard.capture.program import Program, flat_inputs, record_outputs
 from graphguard.capture.recorder import Recorder
 from graphguard.capture.sources import is_user_file
 from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError, first_line
-from graphguard.ir import Graph, Mesh
+from graphguard.ir import Graph, Mesh, Source
 from graphguard.joint import Joint, join
 from graphguard.prune import prune
 from graphguard.relation import Input, check_placements, localise
@@ -267,7 +267,7 @@ def _program_error(error: BaseException, who: str) -> ProgramError:
         for frame in traceback.extract_tb(error.__traceback__)
         if is_user_file(frame.filename)
     )
-    where = f" at {frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}" if frames else ""
+    where = f" at {Source(*frames[-1][:2])} in {frames[-1][2]}" if frames else ""
     if isinstance(error, SystemExit):
         return ProgramError(f"{who} called sys.exit(){where}", frames)
     text = first_line(error)

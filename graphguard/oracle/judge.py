@@ -31,6 +31,7 @@ from graphguard.oracle.watch import Tell, Watch
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
 _SECONDS_TO_SHRINK, _PER_RUN = 0.25, 5e-3  # a counterexample, as estimated, and what any run takes
+_MOST_HINTS = 16  # outputs that are looked at for what was meant
 _MOST_PARTS = 64  # outputs that are looked at one by one, where all are too many
 _NARROWER = (8, 4, 2, 1)  # ranges for integers that index in ways that nothing is known of
 
@@ -44,6 +45,7 @@ class Judgement:
     undecided: outputs of which nothing could be said, and why.
     contradicted: outputs whose proved relation the numbers do not show.
     skipped: why nothing was executed. left_out: why only a part was.
+    hints: what may have been meant by outputs that differ.
     """
 
     different: bool = False
@@ -56,6 +58,7 @@ class Judgement:
     undecided: dict[str, str] = field(default_factory=dict)
     contradicted: tuple[str, ...] = ()
     left_out: str | None = None
+    hints: tuple[str, ...] = ()
 
 
 def judge(
@@ -180,6 +183,7 @@ class _Judging:
             kinds=kinds,
             undecided=undecided,
             contradicted=tuple(contradicted),
+            hints=self._hints(kinds),
         )
 
     def _first_counterexample(self, kinds: Mapping[str, str]) -> Counterexample | None:
@@ -187,6 +191,18 @@ class _Judging:
             return None
         path = self._earliest(kinds)
         return self._counterexample(path, kinds[path])
+
+    def _hints(self, kinds: Mapping[str, str]) -> tuple[str, ...]:
+        """Means are what data parallelism has by habit, and are never inferred."""
+        means: dict[tuple[str, ...], list[str]] = {}
+        for path in [path for path, kind in kinds.items() if kind == "unexplained-output"][:_MOST_HINTS]:
+            means.setdefault(self._output(path).averaged_over(), []).append(path)
+        return tuple(
+            f"{path}{f' and {len(others)} more' if others else ''}: the mean over {' and '.join(axes)} of what the ranks hold "
+            'is the sequential value; either an average is missing, or it is meant, and outputs= should state Partial("avg")'
+            for axes, (path, *others) in means.items()
+            if axes
+        )
 
     def _undecided(self, path: str) -> str:
         if all(path not in trial.references for trial in self.trials):

@@ -77,6 +77,17 @@ class Output:
         free = self.free()
         return Outcome("unexpected-relation" if free.clean else free.kind, free.clean)
 
+    def averaged_over(self) -> tuple[str, ...]:
+        """The axes over which the mean of what the ranks hold is the sequential value; none if there are no such."""
+        grid, samples = self.grid, self.samples()
+        if grid is None or not samples[0].reference.whole.is_floating_point():
+            return ()
+        chosen = itertools.product(*((False, True) if size > 1 else (False,) for size in grid.mesh.shape))
+        for axes in sorted(chosen, key=sum):
+            if any(axes) and holds(grid, tuple("Partial(avg)" if each else "Replicate" for each in axes), samples):
+                return tuple(name for name, each in zip(grid.mesh.names, axes, strict=True) if each)
+        return ()
+
     def contradicts(self, placements: Sequence[tuple[str, str]] | None, expectation: Expectation | None) -> bool:
         """Whether a proved relation is not what the numbers show. Where inputs are large, overflow is not counted."""
         if placements is not None and self.grid is not None:
