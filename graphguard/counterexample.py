@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,15 +130,18 @@ class Counterexample:
         return lines + ([] if self.parting is None else _parting_lines(self.parting))
 
     def _input_lines(self) -> list[str]:
-        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
+        shapes = _told([f"{name} {list(shape)}" for name, shape in self.shapes.items()])
         if not self.inputs:
             return [f"  inputs       seed {self.seed}: {shapes}"]
-        told = (
-            self.inputs
-            if len(self.inputs) <= MOST_TOLD
-            else (*self.inputs[: MOST_TOLD - 1], f"... ({len(self.inputs)} in all)")
-        )
-        return [f"  inputs       {', '.join(told)}", f"  shapes       {shapes}"]
+        *inside, elsewhere = self.inputs
+        told = f"{_told(inside)}, {elsewhere}" if inside else elsewhere
+        return [f"  inputs       {told}", f"  shapes       {shapes}"]
+
+
+def _told(texts: Sequence[str]) -> str:
+    """As many as fit on a screen."""
+    left = len(texts) - MOST_TOLD
+    return ", ".join(texts if left <= 0 else (*texts[: MOST_TOLD - 1], f"and {left + 1} more"))
 
 
 _REDUCED = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum"}

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
@@ -26,6 +27,7 @@ from graphguard.render.excerpt import excerpt
 from graphguard.render.github import github
 from graphguard.render.junit import junit
 from graphguard.render.picture import picture
+from graphguard.render.plain import counterexample_text
 from graphguard.render.sarif import sarif
 from graphguard.render.terminal import Look, outcome_lines
 from graphguard.report import OutputRelation, Report
@@ -372,3 +374,13 @@ def test_the_plugin_leaves_properties_of_the_running_test(request):
 
     pytest_plugin.record("graphguard.par", "verified")
     assert request.node.user_properties == [("graphguard.par", "verified")]
+
+
+def test_a_counterexample_in_one_sentence():
+    small = replace(EXAMPLE, element=Element("loss", 0, (), 1.0, 2.0), inputs=("x[0, 0] = 1", "0 elsewhere"))
+    assert counterexample_text({"counterexample": small.to_plain()}) == (
+        "On rank 0, loss is 2.0, where the sequential program has 1.0 (inputs: x[0, 0] = 1, 0 elsewhere)."
+    )
+    assert counterexample_text({"counterexample": EXAMPLE.to_plain()}) == (
+        "On rank 1, out[0, 2] is nan, where the sequential program has 0.5 (seed 3)."
+    )

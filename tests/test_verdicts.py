@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -279,6 +280,15 @@ def test_a_counterexample_has_no_more_numbers_than_it_needs(tmp_path):
     assert "x2 = torch.full((3,), 0, dtype=torch.float64)  # b\nx2[0] = 1\n" in found.script
     assert "Generator" not in found.script and fails(found.script) == "1.0 is not 2.0"
     assert verify(biased, biased_early, BIASED).counterexample == found
+
+
+def test_only_so_many_inputs_are_told():
+    found = verify(biased, biased_early, BIASED).counterexample
+    many = dataclasses.replace(
+        found, shapes={f"x{n}": (n,) for n in range(14)}, inputs=(*(f"x{n} = 1" for n in range(20)), "0 elsewhere")
+    )
+    assert many.lines()[1].endswith("x9 = 1, x10 = 1, and 9 more, 0 elsewhere")
+    assert many.lines()[2].endswith("x9 [9], x10 [10], and 3 more")
 
 
 def test_the_window_is_where_the_difference_is():

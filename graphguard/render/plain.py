@@ -49,8 +49,9 @@ def counterexample_text(check: Plain) -> str | None:
     if example is None:
         return None
     element = example["element"]
-    place = ", ".join(map(str, element["index"]))
+    place = f"[{', '.join(map(str, element['index']))}]" if element["index"] else ""
+    inputs = f"inputs: {', '.join(example['inputs'])}" if example["inputs"] else f"seed {example['seed']}"
     return (
-        f"On rank {element['rank']}, {element['path']}[{place}] is {element['actual']}, "
-        f"where the sequential program has {element['expected']} (seed {example['seed']})."
+        f"On rank {element['rank']}, {element['path']}{place} is {element['actual']}, "
+        f"where the sequential program has {element['expected']} ({inputs})."
     )
