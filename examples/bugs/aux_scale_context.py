@@ -81,7 +81,7 @@ ARGS = {
 }
 
 
-@gg.check
+@gg.check(expect="unproven")  # not decided yet: a product of three tensors under a square
 def fixed():
     return gg.verify(sequential, cp_fixed, **ARGS)
 

@@ -67,7 +67,7 @@ ARGS = {
 }
 
 
-@gg.check
+@gg.check(expect="unproven")  # not decided yet: a count that is multiplied and divided away
 def fixed():
     return gg.verify(sequential, dp_fixed, **ARGS)
 
