@@ -50,9 +50,7 @@ def bugs_page(done: Iterable[Row]) -> str:
         by_file.setdefault(row.file, []).append(row)
     bugs = {file: rows for file, rows in by_file.items() if any(row.is_bug for row in rows)}
     faults = FAULTS + "".join(fault_line_of(file, rows) for file, rows in bugs.items())
-    return (
-        HEAD + _score(bugs) + faults + REPORTS + "".join(_report_lines(bugs)) + WITHOUT + NOT_SHOWN.read_text(encoding="utf-8")
-    )
+    return HEAD + _score(bugs) + faults + REPORTS + "".join(_report_lines(bugs)) + WITHOUT + not_shown()
 
 
 def _score(bugs: dict[str, list[Row]]) -> str:
@@ -125,6 +123,13 @@ def _report_lines(bugs: dict[str, list[Row]]) -> Iterable[str]:
             yield _line(
                 _link(repository, number, f"{repository} #{number}"), program, _repairs(bugs[file]), fault.verdict, place
             )
+
+
+def not_shown() -> str:
+    """The table of reports that have no program, with links."""
+    head, rule, *lines = NOT_SHOWN.read_text(encoding="utf-8").splitlines()
+    listed = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return f"{head}\n{rule}\n" + "".join(_line(_linked(who), what, why) for who, what, why in listed)
 
 
 def _line(*cells: str) -> str:
