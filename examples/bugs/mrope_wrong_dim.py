@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import graphguard as gg
 from graphguard import Shard
 
-SEQUENCE, BATCH, HEAD = 8, 4, 6
+SEQUENCE, BATCH, HEAD = 4, 2, 6
 BUG_LINE = "return table.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]"
 
 
@@ -68,7 +68,7 @@ def cp_buggy(q, k, v, position_ids):
 
 TOKENS = gg.Input((SEQUENCE, BATCH, HEAD), Shard(0))
 IDS = gg.Input((3, SEQUENCE, BATCH), dtype=torch.int64, low=0, high=16)
-ARGS = {"mesh": {"cp": 4}, "inputs": {"q": TOKENS, "k": TOKENS, "v": TOKENS, "position_ids": IDS}}
+ARGS = {"mesh": {"cp": 2}, "inputs": {"q": TOKENS, "k": TOKENS, "v": TOKENS, "position_ids": IDS}}
 
 
 @gg.check

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import graphguard as gg
 from graphguard import Shard
 
-TOKENS, HEADS, HEAD = 4, 2, 4
+TOKENS, HEADS, HEAD = 3, 2, 2
 BUG_LINE = "return rotate(grad_k, -angles), rotate(grad_q, -angles), None"
 
 
