@@ -73,8 +73,7 @@ def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding
     about = next((finding for finding in findings if finding.output == example.element.path), findings[0])
     others = [finding for finding in findings if finding is not about]
     if parting.at_the_end or parting.distributed is None:  # the proof knows more of who should hold what
-        callers = () if about.distributed is None else tuple(about.distributed.outwards())
-        return [about, *_second(about, (parting.beside, *callers, parting.distributed, *about.sources)), *others]
+        return [about, *_second(about, (parting.beside, *_callers(about), parting.distributed, *about.sources)), *others]
     if about.distributed is not None and about.distributed.place == parting.distributed.place:
         first = replace(about, law=about.law or parting.words)
         return [first, *_second(first, (parting.beside, *parting.callers, *about.sources)), *others]
@@ -97,6 +96,13 @@ def _parted(parting: Parting) -> str:
     if parting.expected is None or parting.actual is None:
         return text
     return f"{text}: {parting.actual:.7g} where the sequential program has {parting.expected:.7g}"
+
+
+def _callers(finding: Finding) -> list[Source]:
+    """The lines that called for an operation of the ranks, unless the sequential program may run them, too."""
+    here, there = finding.distributed, finding.sequential
+    calls = [] if here is None else list(here.outwards())[1:]
+    return [line for line in calls if here is not None and (line.file == here.file or there is None or line.file != there.file)]
 
 
 def _stops(finding: Finding) -> str:

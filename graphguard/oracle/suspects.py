@@ -146,8 +146,8 @@ class Suspects:
                     return Origin(origin.owner, origin.whole, origin.factor, axes)
         return None
 
-    def is_fine(self, at: At) -> bool:
-        return not self.tells(at) or self.origin(at) is not None or at in self._harmless
+    def _is_lost(self, at: At) -> bool:
+        return self.tells(at) and self.origin(at) is None
 
     @cached_property
     def _harmless(self) -> set[At]:
@@ -160,20 +160,20 @@ class Suspects:
                     pending += self.operands(rank, node)
         while pending:
             at = pending.pop()
-            if at not in found and self.tells(at) and self.origin(at) is None:
+            if at not in found and self._is_lost(at):
                 found.add(at)
                 pending += self.operands(*self.makers[at])
         return found
 
     # ------------------------------------------------------------------ the search
     def first(self, path: str) -> Suspect | None:
-        """Back from an output, along what is not known, to the first such tensor."""
+        """Back from an output, along what is not known, to the first such tensor; what leads to known ones comes last."""
         values = [(rank, graph.outputs.get(path)) for rank, graph in enumerate(self.joint.graphs)]
         pending: list[At] = [(rank, value) for rank, value in values if value is not None]
         lost: set[At] = set()
         while pending:
             at = pending.pop()
-            if at not in lost and not self.is_fine(at):
+            if at not in lost and self._is_lost(at):
                 lost.add(at)
                 pending += self.operands(*self.makers[at])
         found = [
@@ -182,7 +182,8 @@ class Suspects:
             for node in [self.makers[rank, value][1]]
             if not any(each in lost for each in self.operands(rank, node))
         ]
-        return min(found, key=lambda each: (self.order[each.node], each.rank), default=None)
+        harmless = {each for each in found if (each.rank, each.value) in self._harmless}
+        return min(found, key=lambda each: (each in harmless, self.order[each.node], each.rank), default=None)
 
     def counterpart(self, suspect: Suspect) -> Node | None:
         """The sequential operation that reads what a suspect reads: the same operator, if there is one."""
@@ -230,7 +231,7 @@ class Suspects:
     def beside(self, suspect: Suspect) -> Source | None:
         """Another line that may be the fault: where an operand became a summand, or else where the operands were moved last."""
         since = (self.summand_since(at) for at in self.operands(suspect.rank, suspect.node))
-        nodes = [*(node for node in since if node is not None), *self._moves(suspect)]
+        nodes = [*(node for node in since if node is not None), *self._moves(suspect), *self._moves(suspect, through=True)]
         here = self.own_lines.of(suspect.node.source)
         lines = (self._line_beside(node, here) for node in nodes)
         return next((line for line in lines if line is not None and (here is None or line.place != here.place)), None)
@@ -258,9 +259,9 @@ class Suspects:
         lines = [] if here is None else list(here.outwards())[1:]
         return [*lines[-1:], *lines[:1]]
 
-    def _moves(self, suspect: Suspect) -> list[Node]:
+    def _moves(self, suspect: Suspect, through: bool = False) -> list[Node]:
         """Operations that only moved known numbers before a suspect, or made numbers that say nothing; the last first, and
-        first of all those that made such numbers as the sequential program has not."""
+        first of all those that made such numbers as the sequential program has not. `through` looks behind other operations."""
         found: set[tuple[bool, int, int, Node]] = set()
         pending, seen = self.operands(suspect.rank, suspect.node), set()
         while pending:
@@ -270,7 +271,7 @@ class Suspects:
             seen.add(at)
             rank, node = self.makers[at]
             moves = node.communicates or _name(node) in _MOVES
-            if not moves and self.tells(at) and _name(node) not in _PASSED_OVER and at not in self._free:
+            if not (moves or through or not self.tells(at) or _name(node) in _PASSED_OVER or at in self._free):
                 continue
             if not self._begins(node) and _name(node) not in _PASSED_OVER and (moves or not self.tells(at)):
                 found.add((self._is_plain_part(at), -self.order[node], rank, node))
