@@ -67,8 +67,13 @@ def _score(bugs: dict[str, list[Row]]) -> str:
     return (
         "| | caught, and the faulty line is named first | second | later or not | not decided |\n|---|---|---|---|---|\n"
         + "".join(lines)
-        + f"\n{proved} of {len(repairs)} repairs are verified.\n"
+        + f"\n{proved} of {len(repairs)} repairs are verified.{_open_ends(repairs)}\n"
     )
+
+
+def _open_ends(repairs: Iterable[Row]) -> str:
+    programs = [_program(row) for row in repairs if row.verdict != "verified"]
+    return f" These are not decided yet, and say why: {', '.join(programs)}." if programs else ""
 
 
 _OUTCOMES = ("1st", "2nd", "no", "not decided")
@@ -100,8 +105,7 @@ def fault_line_of(file: str, rows: Sequence[Row]) -> str:
     who, what = headline(file)
     source = source_text(*fault.named[0]) if fault.named else ""
     seen = f"{fault.found}<br>line {fault.named[0][1]}: `{source}`" if source else fault.found
-    program = f"[{fault.stem}](examples/bugs/{fault.stem}.py)"
-    bug = f"{_linked(who)} ({program})"
+    bug = f"{_linked(who)} ({_program(fault)})"
     return _line(bug, what, _repairs(rows), fault.verdict, seen, _PLACES[fault.place])
 
 
@@ -118,11 +122,8 @@ def _report_lines(bugs: dict[str, list[Row]]) -> Iterable[str]:
     for (repository, number), files in _by_report(bugs).items():
         for file in files:
             fault = _fault(bugs[file])
-            program = f"[{fault.stem}](examples/bugs/{fault.stem}.py)"
-            place = _PLACES[fault.place]
-            yield _line(
-                _link(repository, number, f"{repository} #{number}"), program, _repairs(bugs[file]), fault.verdict, place
-            )
+            report = _link(repository, number, f"{repository} #{number}")
+            yield _line(report, _program(fault), _repairs(bugs[file]), fault.verdict, _PLACES[fault.place])
 
 
 def not_shown() -> str:
@@ -140,6 +141,10 @@ def _linked(who: str) -> str:
     """Numbers of issues and pull requests as links."""
     parts = who.split(", ")
     return ", ".join(_link(*issue, part) for issue, part in zip(issues(who), parts, strict=True)) if issues(who) else who
+
+
+def _program(row: Row) -> str:
+    return f"[{row.stem}](examples/bugs/{row.stem}.py)"
 
 
 def _link(repository: str, number: int, text: str) -> str:

@@ -17,8 +17,8 @@ from graphguard.gallery import GALLERY, Row, fault_line, headline, issues, repor
 BUGS = sorted((GALLERY / "bugs").glob("*.py"))
 PAGE = Path(__file__).parent.parent / "BUGS.md"
 LONGEST = 92
-LOCATED = {"1st": 17, "2nd": 6}  # of the faulty lines: named first, named second
-REPORTS = 100  # pairs of a public report and a program that has its fault
+LOCATED = {"1st": 42, "2nd": 17}  # of the faulty lines: named first, named second
+REPORTS = 119  # pairs of a public report and a program that has its fault
 
 
 # ---------------------------------------------------------------------- the gallery itself
@@ -243,6 +243,13 @@ def test_a_fault_that_no_verdict_catches_is_counted_as_not_decided(tmp_path):
     _, (repair, fault) = bug(tmp_path, [("fault.py", 7)], verdict="unproven")
     undecided = dataclasses.replace(fault, expect="unproven")
     assert "\n| 1 faults | 0 | 0 | 0 | 1 |\n" in bugs.bugs_page([repair, undecided])
+
+
+def test_a_repair_that_is_not_proved_is_named(tmp_path):
+    _, (repair, fault) = bug(tmp_path, [("fault.py", 7)])
+    page = bugs.bugs_page([dataclasses.replace(repair, verdict="unproven"), fault])
+    named = "These are not decided yet, and say why: [fault](examples/bugs/fault.py).\n"
+    assert f"\n0 of 1 repairs are verified. {named}" in page
 
 
 def test_a_report_with_several_faults_counts_as_its_worst(tmp_path):
