@@ -164,7 +164,7 @@ def test_the_demo_is_a_table_of_strategies_and_bugs(tmp_path, capsys, monkeypatc
     (strategy,) = (line for line in lines if line.startswith("strategy "))
     assert strategy.split()[1:5] == ["verified", "out", "=", "concat(rank0.out,"]
     (number,) = (number for number, line in enumerate(lines) if line.startswith("bug::caught"))
-    assert re.fullmatch(r"bug::caught +refuted +GG202 out: .* 15 +\d+\.\d\d", lines[number])
+    assert re.fullmatch(r"bug::caught +refuted +GG202 .* 15 +\d+\.\d\d", lines[number])
     assert "> return y * 3" in [line.strip() for line in lines[number + 1 : number + 4]]
     assert re.fullmatch(r"2 verified, 1 refuted; all as expected \(\d+ s\)", lines[-3])
     assert lines[-2] == "1 of 1 bugs refuted; the faulty line is the first or second one named in 1"
