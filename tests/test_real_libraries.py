@@ -16,9 +16,11 @@ PROVED = [
     "torch_data_parallel::data_parallel",
     "torch_fully_shard::over_tensor_parallelism",
     "torch_pipelining::interleaved",
+    "torch_zero::adam",
     "transformers_tp::llama",
+    "transformers_tp::llama_batch_of_one",
     "megatron_gpt::gated_transformer_layer",
-    "megatron_gpt::head_and_cross_entropy",
+    "megatron_gpt::gpt_with_sequence_parallelism",
 ]
 # By fault: the kind of the first finding that locates it, the file and the words of the line.
 LOCATED = {
@@ -33,6 +35,10 @@ LOCATED = {
     ),
     "transformers_tp::qwen3_without_a_gradient_sum": (
         "unexpected-relation", "modeling_qwen3.py", "self.weight * hidden_states",
+    ),
+    "torch_zero::weights_decay_on_the_ranks_alone": ("unexplained-output", "torch_zero.py", "optimizer.step()"),
+    "transformers_tp::llama_with_a_loss_divided_by_the_ranks": (
+        "scaled-copies", "transformers_tp.py", "whole / dist.get_world_size()",
     ),
     "megatron_gpt::norm_gradients_are_not_summed": ("unexpected-relation", "transformer_layer.py", "layernorm"),
 }  # fmt: skip
@@ -53,10 +59,10 @@ def report_of(name):
 
 
 @pytest.mark.parametrize("name", PROVED)
-def test_a_library_is_proved_with_the_loss_and_every_gradient(name):
+def test_a_library_is_proved_with_the_loss_and_every_gradient_or_parameter(name):
     report = report_of(name)
     assert report.verdict == "verified", report
-    assert "loss" in report.relation and any(path.startswith("grads.") for path in report.relation)
+    assert "loss" in report.relation and any(path.startswith(("grads.", "after.")) for path in report.relation)
 
 
 @pytest.mark.parametrize("name", LOCATED)

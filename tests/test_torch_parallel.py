@@ -382,6 +382,17 @@ def test_gradients_of_dtensor_redistribution_replay_as_gloo():
     assert_replays_as_gloo(program, 2, {"x": Input((4, 6), ShardOf(0), F64)})
 
 
+@pytest.mark.parametrize("kind", [2.0, 3.0])
+def test_the_norm_over_dtensors_replays_as_gloo(kind):
+    """DTensor divides what every rank has by a root of their number, which is recorded as a root."""
+
+    def program(x, mesh):
+        parts = [DTensor.from_local(x, mesh, [placement]) for placement in (Shard(0), Replicate(), Partial())]
+        return torch.nn.utils.get_total_norm(parts, kind).full_tensor()
+
+    assert_replays_as_gloo(program, 2, {"x": Input((4, 6), dtype=F64)})
+
+
 def test_dtensor_arithmetic_on_two_axes_replays_as_gloo():
     def program(x, w, mesh):
         a = distribute_tensor(x, mesh, [Shard(0), Replicate()]).requires_grad_()

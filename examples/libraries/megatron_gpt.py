@@ -110,14 +110,19 @@ def head_and_cross_entropy():
     return verify(head_loss)
 
 
-@gg.check(expect="unproven")
+@gg.check
 def gpt():
     return verify(loss)
 
 
-@gg.check(expect="unproven")
+@gg.check
 def gpt_with_sequence_parallelism():
     return verify(loss, changed={"sequence_parallel": True}, finalized=True)
+
+
+@gg.check
+def gpt_on_four_ranks():
+    return verify(loss, tp=4)
 
 
 # ---------------------------------------------------------------------- faults
@@ -134,3 +139,11 @@ def row_parallel_without_a_reduction():
         return layer_loss(model, **inputs)
 
     return verify(unreduced_loss)
+
+
+@gg.check(expect="refuted")
+def loss_is_divided_by_the_ranks():
+    def divided(model, **inputs):
+        return loss(model, **inputs) / parallel_state.get_tensor_model_parallel_world_size()
+
+    return verify(divided)

@@ -1,4 +1,4 @@
-"""torch's ZeroRedundancyOptimizer around its Adam, over DistributedDataParallel: the loss, and every parameter after two steps."""
+"""torch's ZeroRedundancyOptimizer over DistributedDataParallel: the loss, and every parameter after two steps."""
 
 import torch
 import torch.distributed as dist
