@@ -96,12 +96,14 @@ class Known:
         low = int(np.searchsorted(self._every, chosen[0] - slack[0], "left"))
         high = int(np.searchsorted(self._every, chosen[0] + slack[0], "right"))
         size = sample.numbers.size
-        candidates = set(self._owner[low:high].tolist())
+        candidates, masked = set(self._owner[low:high].tolist()), False
         for number in sorted(candidates, key=lambda each: (abs(self.owners[each].numbers.size - size), each))[:_MOST_OWNERS]:
             owner = self.owners[number]
-            if _may_be(sample, owner) and _are_in(chosen, owner.numbers, slack):
-                return Origin(number, owner.elements == sample.elements)
-        return Origin(None, False) if size >= _MIXED and sample.finite else None
+            if _are_in(chosen, owner.numbers, slack):
+                masked = masked or not _may_be(sample, owner)
+                if _may_be(sample, owner):
+                    return Origin(number, owner.elements == sample.elements)
+        return Origin(None, False) if size >= _MIXED and sample.finite and not masked else None
 
 
 def _may_be(sample: Sample, owner: Sample) -> bool:

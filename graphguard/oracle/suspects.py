@@ -183,7 +183,7 @@ class Suspects:
             if not any(each in lost for each in self.operands(rank, node))
         ]
         harmless = {each for each in found if (each.rank, each.value) in self._harmless}
-        return min(found, key=lambda each: (each in harmless, self.order[each.node], each.rank), default=None)
+        return min(found, key=lambda each: (each in harmless, self.order[each.node], each.rank, each.value.id), default=None)
 
     def counterpart(self, suspect: Suspect) -> Node | None:
         """The sequential operation that reads what a suspect reads: the same operator, if there is one."""
@@ -231,7 +231,7 @@ class Suspects:
     def beside(self, suspect: Suspect) -> Source | None:
         """Another line that may be the fault: where an operand became a summand, or else where the operands were moved last."""
         since = (self.summand_since(at) for at in self.operands(suspect.rank, suspect.node))
-        nodes = [*(node for node in since if node is not None), *self._moves(suspect), *self._moves(suspect, through=True)]
+        nodes = [*(node for node in since if node is not None), *self._moves(suspect)]
         here = self.own_lines.of(suspect.node.source)
         lines = (self._line_beside(node, here) for node in nodes)
         return next((line for line in lines if line is not None and (here is None or line.place != here.place)), None)
@@ -259,9 +259,9 @@ class Suspects:
         lines = [] if here is None else list(here.outwards())[1:]
         return [*lines[-1:], *lines[:1]]
 
-    def _moves(self, suspect: Suspect, through: bool = False) -> list[Node]:
+    def _moves(self, suspect: Suspect) -> list[Node]:
         """Operations that only moved known numbers before a suspect, or made numbers that say nothing; the last first, and
-        first of all those that made such numbers as the sequential program has not. `through` looks behind other operations."""
+        first of all those that made such numbers as the sequential program has not."""
         found: set[tuple[bool, int, int, Node]] = set()
         pending, seen = self.operands(suspect.rank, suspect.node), set()
         while pending:
@@ -271,7 +271,7 @@ class Suspects:
             seen.add(at)
             rank, node = self.makers[at]
             moves = node.communicates or _name(node) in _MOVES
-            if not (moves or through or not self.tells(at) or _name(node) in _PASSED_OVER or at in self._free):
+            if not (moves or not self.tells(at) or _name(node) in _PASSED_OVER or at in self._free):
                 continue
             if not self._begins(node) and _name(node) not in _PASSED_OVER and (moves or not self.tells(at)):
                 found.add((self._is_plain_part(at), -self.order[node], rank, node))

@@ -132,8 +132,8 @@ def clipped_after_reduction(x, t, w):
 
 def clipped_on_each(x, t, w):
     return {
-        "w": w - RATE * total(gradient(x, t, w).clamp(-BOUND, BOUND)) / dist.get_world_size()
-    }  # fault: clipped before the sum
+        "w": w - RATE * total(gradient(x, t, w).clamp(-BOUND, BOUND)) / dist.get_world_size()  # fault: clipped before the sum
+    }
 
 
 # ---------------------------------------------------------------------- cases

@@ -319,10 +319,9 @@ def averaged_shards(x, t, w1, b1, w2, **averages):
 def average_of_old_weights(x, t, w1, b1, w2, **averages):
     params = {"w1": w1, "b1": b1, "w2": w2}
     new = stepped(params, sharded_gradients(x, t, params))
-    kept = {
-        f"e_{name}": DECAY * averages[f"e_{name}"] + (1 - DECAY) * params[name] for name in new
-    }  # fault: of before the step
-    return new | kept
+    for name, old in params.items():
+        new[f"e_{name}"] = DECAY * averages[f"e_{name}"] + (1 - DECAY) * old  # fault: of before the step
+    return new
 
 
 def average_case(name, distributed, dp):
