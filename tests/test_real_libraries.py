@@ -31,7 +31,7 @@ LOCATED = {
         "unexplained-output", "torch_tensor_parallel.py", "x = x + self.mlp(self.norm2(x))",
     ),
     "torch_pipelining::gradients_of_microbatches_are_added_unscaled": (
-        "unexplained-output", "torch_pipelining.py", "(y - target).pow(2).mean()",
+        "unexplained-output", "torch_pipelining.py", "run.step(",
     ),
     "transformers_tp::qwen3_without_a_gradient_sum": (
         "unexpected-relation", "modeling_qwen3.py", "self.weight * hidden_states",
@@ -40,7 +40,7 @@ LOCATED = {
     "transformers_tp::llama_with_a_loss_divided_by_the_ranks": (
         "scaled-copies", "transformers_tp.py", "whole / dist.get_world_size()",
     ),
-    "megatron_gpt::norm_gradients_are_not_summed": ("unexpected-relation", "transformer_layer.py", "layernorm"),
+    "megatron_gpt::norm_gradients_are_not_summed": ("unexpected-relation", "fused_bias_dropout.py", "x = x + bias"),
 }  # fmt: skip
 
 
