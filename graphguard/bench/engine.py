@@ -90,7 +90,8 @@ def captured(llama: Llama, ranks: int) -> list[list[str]]:
     """The graphs of the sequential program, and of the first, the second and the last rank, as texts."""
     programs = FunctionProgram(llama.sequential, "sequential"), FunctionProgram(llama.distributed, "distributed")
     subject = Subject(*programs, Mesh.of({"tp": ranks}), llama.inputs())
-    return [answer.graphs for answer in _capture_all(subject, [None, 0, 1, ranks - 1], None, True, None)]
+    answers = _capture_all(subject, [None, 0, 1, ranks - 1], None, True, None)
+    return [[graph_json.dumps(graph) for graph in answer.graphs] for answer in answers]
 
 
 def case_of(llama: Llama, ranks: int, texts: Sequence[Sequence[str]]) -> Case:
