@@ -43,6 +43,7 @@ MODULES = (
     "meshes",
     "inference",
     "decoders",
+    "forms",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]

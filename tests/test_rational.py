@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphguard.engine.rational import LARGEST_PRODUCT, rational
+from graphguard.engine.rational import LARGEST_PRODUCT, prime_powers, rational, root
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,12 @@ from graphguard.engine.rational import LARGEST_PRODUCT, rational
         (5e-324, Fraction(5e-324)),
         (8**-0.5, Fraction(8**-0.5)),
         (math.pi, Fraction(math.pi)),
-        (0.1 + 0.2, Fraction(0.1 + 0.2)),
+        (0.1 + 0.2, Fraction(3, 10)),
+        (1 - 0.999, Fraction(1, 1000)),
+        (1 - 0.9**2, Fraction(19, 100)),
+        (1 - 0.999**3, Fraction(2997001, 10**9)),
+        (0.1 * 8 / 7, Fraction(4, 35)),
+        (0.3333333333333, Fraction(0.3333333333333)),
     ],
 )
 def test_a_float_stands_for_the_fraction_that_was_meant(number, meaning):
@@ -74,3 +79,28 @@ def test_what_is_not_the_exact_value_is_simple(number):
 def test_infinities_and_nan_are_no_rationals(number):
     with pytest.raises(ValueError, match="not a number that arithmetic can use"):
         rational(number)
+
+
+@pytest.mark.parametrize(
+    ("number", "meaning"),
+    [
+        (2**-0.5, (Fraction(1, 2), 2)),
+        (1 / math.sqrt(2), (Fraction(1, 2), 2)),
+        (math.sqrt(128), (Fraction(128), 2)),
+        (128**-0.25, (Fraction(1, 128), 4)),
+        (64**-0.5, None),
+        (0.1 + 0.2, None),
+        (1 / 3, None),
+        (1.4142, None),
+        (math.pi, None),
+        (math.sqrt(2 / math.pi), None),
+        (-math.sqrt(2), None),
+    ],
+)
+def test_a_float_within_an_ulp_of_a_root_stands_for_the_root(number, meaning):
+    assert root(number) == meaning
+
+
+@given(st.fractions(min_value=Fraction(1, 4000), max_value=4000, max_denominator=4000))
+def test_a_fraction_is_the_product_of_its_primes(number):
+    assert math.prod((Fraction(prime) ** times for prime, times in prime_powers(number)), start=Fraction(1)) == number

@@ -75,9 +75,10 @@ class _Piece(NamedTuple):
 _Arranged = list[tuple[Hashable, list[_Piece]]]
 
 
-def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> list[Abstract]:
+def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range], apart: bool = False) -> list[Abstract]:
     """One definition for all parts, in all orders of what is alike, the canonical one first. Bound variables start at 0;
-    where they started becomes part of a position."""
+    where they started becomes part of a position. `apart`: numbers that happen to be equal are different positions, so that
+    what is said of row 0 of one tensor and row 0 of another can be said of any two rows."""
     extents: dict[Variable, int] = {}
     for part in parts:
         for variable in part.bound:
@@ -89,7 +90,7 @@ def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range]) -> list[Ab
         (part.label, sorted((_piece(f, extents, ranges) for f in part.factors), key=_likeness)) for part in parts
     ]
     arranged.sort(key=_part_likeness)
-    found = [_numbered(order, extents) for order in _orders(arranged)]
+    found = [_numbered(order, extents, apart) for order in _orders(arranged)]
     return found if len(found) == 1 else sorted(found, key=lambda each: repr((each.shape, each.pattern)))
 
 
@@ -139,7 +140,7 @@ def _factor_orders(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
         yield [piece for run in order for piece in run]
 
 
-def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
+def _numbered(arranged: _Arranged, extents: Mapping[Variable, int], apart: bool) -> Abstract:
     axes: dict[Hashable, int] = {}
     different: list[Index] = []
     positions: list[Index] = []
@@ -152,9 +153,10 @@ def _numbered(arranged: _Arranged, extents: Mapping[Variable, int]) -> Abstract:
             for position in piece.positions:
                 bound = tuple((numbers.setdefault(v, len(numbers)), stride) for v, stride in position.bound)
                 positions.append(Index(position.free.terms, position.shift) if position.shift else position.free)
-                axis = axes.get(position.base)
+                base = len(positions) if apart and not position.free.terms and not bound else position.base
+                axis = axes.get(base)
                 if axis is None:
-                    axis = axes[position.base] = len(axes)
+                    axis = axes[base] = len(axes)
                     different.append(position.free)
                 indices.append(Index(((-1 - axis, 1), *bound), position.shift))
             factors.append(Factor(piece.atom, tuple(indices), piece.power))

@@ -8,13 +8,13 @@ import numpy as np
 
 from graphguard.engine import collective
 from graphguard.engine.collective import Groups
-from graphguard.engine.definition import Product
+from graphguard.engine.definition import Part, Product
 from graphguard.engine.function import apply
 from graphguard.engine.lane import collapse
 from graphguard.engine.ops import Ops
 from graphguard.engine.sums import folded
 from graphguard.engine.table import Table
-from graphguard.engine.term import Factor, Index, Term, Undescribed, Value
+from graphguard.engine.term import Factor, Index, Term, Undescribed, Value, substitute
 from graphguard.engine.value import taken
 
 
@@ -84,19 +84,14 @@ def _joined_maximum(table: Table, term: Term, groups: Groups) -> Term | None:
     (factor,) = term.factors
     definition = table.definitions[factor.atom.id]
     (product,) = definition.operands[0]
-    if len(product.extents) != 1 or not _uniform(term, groups):
-        return None
-    size = product.extents[0]
     moving = {-1 - axis for axis, index in enumerate(factor.at) if not _alike(index, groups)}
-    if len(moving) != 1:
+    if len(moving) != 1 or not _uniform(term, groups):
         return None
-    for inner in product.factors:
-        for index in inner.at:
-            variables = dict(index.terms)
-            if (moving & variables.keys()) and variables.get(0) != 1:
-                return None
-            if 0 in variables and not moving & variables.keys():
-                return None
+    product = _ranged(product, *moving)
+    along = next((v for v in range(len(product.extents)) if _moves_with(product, v, *moving)), None)
+    if along is None:
+        return None
+    size = product.extents[along]
     at = []
     for index in factor.at:
         if _alike(index, groups):
@@ -106,10 +101,28 @@ def _joined_maximum(table: Table, term: Term, groups: Groups) -> Term | None:
         if not (np.diff(held, axis=1) == size).all():
             return None
         at.append(Index(index.terms, collapse(held[:, 0][groups.group])))
-    wide = Product(product.label, product.factors, (size * groups.size,))
-    return table.settle(
-        term.with_(factors=(Factor(table.add(("max", "max", definition.parameters, 1), [wide], definition.axes), tuple(at)),))
-    )
+    names: dict[int, Index] = {-1 - axis: index for axis, index in enumerate(at)}
+    bound = {v: next(table.names) for v in range(len(product.extents))}
+    spans = {bound[v]: (0, extent * (groups.size if v == along else 1)) for v, extent in enumerate(product.extents)}
+    names |= {v: Index(((name, 1),)) for v, name in bound.items()}
+    part = Part(product.label, substitute(product.factors, names), tuple(bound.values()))
+    atom, axes = table.define("max", "max", definition.parameters, 1, [part], {**term.ranges, **spans})
+    return table.settle(term.with_(factors=(Factor(atom, axes),)))
+
+
+def _ranged(product: Product, axis: int) -> Product:
+    """The product with a range of one element at an axis, if there is no range yet."""
+    places = [index for factor in product.factors for index in factor.at if axis in dict(index.terms)]
+    if any(len(index.terms) > 1 for index in places):
+        return product
+    new = {axis: Index(((axis, 1), (len(product.extents), 1)))}
+    return Product(product.label, substitute(product.factors, new), (*product.extents, 1))
+
+
+def _moves_with(product: Product, variable: int, axis: int) -> bool:
+    """Whether to move an axis is to move a range: each position has both, side by side, or neither."""
+    indices = [dict(index.terms) for factor in product.factors for index in factor.at]
+    return all((index.get(variable) == index.get(axis) == 1) or not {variable, axis} & index.keys() for index in indices)
 
 
 def _uniform(term: Term, groups: Groups) -> bool:

@@ -1,7 +1,7 @@
 """Elementwise functions of described tensors, and the few of them that the algebra sees through: powers, exp, log, deltas.
 
 A function of terms is an atom over the positions in them. Powers of products are products of powers for whole powers or
-positive factors alone; exp turns sums into products, whose factors are positive; log undoes it.
+factors alone that are not negative; exp turns sums into products, whose factors are positive; log undoes it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
 MOST_COPIES = 4  # of a root
+MOST_BITS_OF_A_POWER = 1000  # a float holds no more
 MOST_KINDS = 4  # of lanes with different shares, told apart
 ZERO_AT_ZERO = {
     "relu",
@@ -178,7 +179,7 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         if varies(term.weight):
             raise Undescribed("a power of what ranks hold in different shares")
         simple = len(term.factors) == 1 and term.factors[0].power == 1
-        if not whole and not (simple or all(f.atom.positive for f in term.factors)):
+        if not whole and not (simple or all(f.atom.nonnegative for f in term.factors)):
             return _function(table, "pow", [term], (exponent,), box)
         if table.recording and not whole and simple and term.coefficient > 0:
             table.note_root(term.factors[0].atom)
@@ -190,8 +191,11 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         if scale is None:
             if term.coefficient < 0:
                 return _function(table, "pow", [term], (exponent,), box)
-            scale, factors = ONE, (*factors, Factor(table.number(term.coefficient), (), exponent))
-        return _settled(table, term.with_(coefficient=scale, factors=factors))
+            scale, roots = table.root(term.coefficient, exponent)
+            factors = (*factors, *roots)
+        raised = _settled(table, term.with_(coefficient=scale, factors=factors))
+        own = [f for f in raised.factors if f.atom.kind == "sum" and not table.is_filed(f.atom)]
+        return _settled(table, _opened(table, raised, own))  # the square of a norm may be part of a larger sum
 
     return by_cell(table, [value], on_cell)
 
@@ -222,6 +226,8 @@ def _rational_power(number: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _root(number: int, degree: int) -> int | None:
+    if number.bit_length() > MOST_BITS_OF_A_POWER:
+        return None
     guess = round(number ** (1 / degree))
     return next((g for g in (guess - 1, guess, guess + 1) if g > 0 and g**degree == number), None)
 
@@ -261,9 +267,9 @@ def _is_exp_of_nothing(table: Table, terms: Sequence[Term]) -> bool:
     return bool(masked_out) and not any(may_vanish(table, factor.atom) for term in rest for factor in term.factors)
 
 
-def _opened(table: Table, term: Term) -> Term:
-    """The term with the one sum that log and exp left as an atom as a sum again: it may be part of a larger one."""
-    sums = [f for f in term.factors if f.atom.kind == "sum"]
+def _opened(table: Table, term: Term, among: Sequence[Factor] | None = None) -> Term:
+    """The term with the one sum that a function left as an atom as a sum again: it may be part of a larger one."""
+    sums = [f for f in term.factors if f.atom.kind == "sum"] if among is None else among
     if table.recording or len(sums) != 1 or sums[0].power != 1:
         return term
     ((product,),) = table.definitions[sums[0].atom.id].operands

@@ -84,9 +84,11 @@ def interpret(
     interpreter = Interpreter(table, lemmas)
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
     for name, (low, high) in ranges.items():
-        if low is not None and high is not None:
-            for term in inputs[name].terms:
+        for term in inputs[name].terms:
+            if low is not None and high is not None:
                 table.declare(term.factors[0].atom, low, high)
+            if low is not None:
+                term.factors[0].atom.positive, term.factors[0].atom.nonnegative = low > 0, low >= 0
     found = Interpretation(table)
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording = False
@@ -130,12 +132,14 @@ class _Prover:
         ranges = [
             f"{low} <= {names[atom]} < {high}" for atom, (low, high) in sorted(self.found.table.bounds.items()) if atom in names
         ]
+        atoms = [(key, atom) for (kind, key), atom in self.found.table.atoms() if kind == "input" and atom.nonnegative]
+        signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in atoms if atom.id not in self.found.table.bounds]
         places = {str(node.source): None for node in self.found.presumed}
         presumed = [
             f"{place}: the ranks divide by, or take a root of, what the sequential program does not; it is taken to be defined"
             for place in places
         ]
-        return [lemma.assumption for lemma in self.found.relied_on] + ranges + presumed
+        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + presumed
 
     def output_of_ranks(self, path: str) -> Held | None:
         values: list[tuple[tuple[int, ...], Described | None]] = []

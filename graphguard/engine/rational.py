@@ -5,24 +5,41 @@ A program writes `1 / 3` or `1e-5` and means a rational; the float that it holds
     A float stands for the simplest fraction p/q that rounds to it, if |p| q is at most 2^40, else for its exact value.
 
 Simplest means of the smallest denominator. So `1 / 3`, `0.1` and `1e-12` are what they say, three times a third is one, and
-an irrational such as `8 ** -0.5` stays what it is in binary, as nothing that simple rounds to it.
+nothing that simple rounds to an irrational such as `8 ** -0.5`.
 
-    A float that fits in single precision, and for which that finds nothing, stands for the simplest fraction that rounds to it
-    in single precision, if |p| q is at most 2^20.
+    A float for which that finds nothing stands for the simplest fraction within 4 ulps of it, and for one between 1e-5 and 1
+    within 2^-52, if |p| q is at most 2^20; or for a decimal of at most 9 places within 2^-52.
+
+For programs compute their constants: `1 - 0.999` is half an ulp of 1 away from 0.001, which is many of its own.
+
+    A float that fits in single precision, and for which neither finds anything, stands for the simplest fraction that rounds
+    to it in single precision, if |p| q is at most 2^20.
 
 For torch itself passes some constants on in single precision: the eps of F.rms_norm is 1e-5 rounded to a float32. So a constant
-and its own rounding to single precision are taken to be the same number. Any two other floats stand for different rationals.
+and its own rounding to single precision are taken to be the same number.
+
+    A float for which none of these finds anything stands for the square root, or else the fourth root, of the simplest
+    fraction of which it is within an ulp, if |p| q is at most 2^16.
+
+Attention divides scores by `math.sqrt(d)`, multiplies them by `d ** -0.5`, or both operands by `d ** -0.25`: one number in
+three ways. Any two other floats stand for different numbers.
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
 LARGEST_PRODUCT = 1 << 40
 LARGEST_SINGLE_PRODUCT = 1 << 20
+LARGEST_NEARBY_PRODUCT = 1 << 20
+LARGEST_ROOT_PRODUCT = 1 << 16
+ULP_OF_ONE = Fraction(1, 1 << 52)
+PLACES = 10**9
+LARGEST_FACTORED = 1 << 32
 
 
 def rational(number: float | int | bool) -> Fraction:
@@ -38,8 +55,54 @@ def rational(number: float | int | bool) -> Fraction:
     simple = _simplest(*_rounding_interval(size))
     if simple.numerator * simple.denominator <= LARGEST_PRODUCT and float(simple) == size:
         return simple if number > 0 else -simple
-    single = _of_single_precision(size)
-    return exact if single is None else single if number > 0 else -single
+    found = _nearby(size) or _of_single_precision(size)
+    return exact if found is None else found if number > 0 else -found
+
+
+def _nearby(number: float) -> Fraction | None:
+    """The number that a program has come close to by a few roundings."""
+    exact, below_one = Fraction(number), 1e-5 <= number < 1
+    window = max(4 * Fraction(math.ulp(number)), ULP_OF_ONE if below_one else Fraction(0))
+    if window >= exact:
+        return None
+    simple = _simplest(exact - window, exact + window)
+    if simple.numerator * simple.denominator <= LARGEST_NEARBY_PRODUCT:
+        return simple
+    decimal = Fraction(round(exact * PLACES), PLACES)
+    return decimal if below_one and abs(decimal - exact) <= ULP_OF_ONE else None
+
+
+@lru_cache(maxsize=4096)
+def root(number: float) -> tuple[Fraction, int] | None:
+    """The fraction that a float is a root of, and the degree; None if it stands for a rational."""
+    if isinstance(number, int) or not math.isfinite(number) or number <= 0 or rational(number) != Fraction(number):
+        return None
+    if Fraction(number).denominator <= LARGEST_ROOT_PRODUCT:
+        return None
+    below, above = (Fraction(math.nextafter(number, end)) for end in (0.0, math.inf))
+    for degree in (2, 4):
+        simple = _simplest(below**degree, above**degree)
+        if simple.numerator * simple.denominator <= LARGEST_ROOT_PRODUCT:
+            return simple, degree
+    return None
+
+
+@lru_cache(maxsize=4096)
+def prime_powers(number: Fraction) -> tuple[tuple[int, int], ...] | None:
+    """The primes of a positive fraction, with their powers; None if it is too large to tell."""
+    if number.numerator > LARGEST_FACTORED or number.denominator > LARGEST_FACTORED:
+        return None
+    powers: dict[int, int] = {}
+    for rest, sign in ((number.numerator, 1), (number.denominator, -1)):
+        prime = 2
+        while rest > 1:
+            if prime * prime > rest:
+                prime = rest
+            while rest % prime == 0:
+                powers[prime] = powers.get(prime, 0) + sign
+                rest //= prime
+            prime += 1
+    return tuple(sorted(powers.items()))
 
 
 def _of_single_precision(number: float) -> Fraction | None:

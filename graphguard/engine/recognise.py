@@ -6,10 +6,12 @@ same tensors, on the same range, equal when both are written out. So the two for
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from graphguard.engine.expansion import equal_written_out
 from graphguard.engine.lane import collapse, equal, everywhere
 from graphguard.engine.table import Table
-from graphguard.engine.term import FIRST_ID, Term, Undescribed, Value, extent
+from graphguard.engine.term import FIRST_ID, ONE, Term, Undescribed, Value, extent
 from graphguard.engine.value import cut_term
 
 MOST_TRIES = 4
@@ -37,12 +39,25 @@ def recognised(table: Table, term: Term) -> Term:
         part = _same_range(table, known, bare)
         if part is None:
             continue
-        shape = tuple(extent(span) for span in bare.box)
-        home = tuple((0, size) for size in shape)
-        if equal_written_out(table, Value(shape, (bare.with_(box=home),)), Value(shape, (part.with_(box=home),))):
+        number = next((number for number in _ratios(bare, part) if _equals(table, bare, part, number)), None)
+        if number is not None:
             groups = iter(part.dims)
-            return part.with_(dims=tuple(next(groups) if dim else () for dim in term.dims), box=term.box)
+            dims = tuple(next(groups) if dim else () for dim in term.dims)
+            return part.with_(coefficient=part.coefficient * number, dims=dims, box=term.box)
     return term
+
+
+def _ratios(term: Term, part: Term) -> list[Fraction]:
+    """How often a term may be a part: once, or as often as their coefficients say, as sums are kept with a lead of 1."""
+    ratio = term.coefficient / part.coefficient
+    return [ONE] if ratio == 1 else [ONE, ratio]
+
+
+def _equals(table: Table, term: Term, part: Term, number: Fraction) -> bool:
+    shape = tuple(extent(span) for span in term.box)
+    home = tuple((0, size) for size in shape)
+    part = part.with_(coefficient=part.coefficient * number, box=home)
+    return equal_written_out(table, Value(shape, (term.with_(box=home),)), Value(shape, (part,)))
 
 
 def _bare(term: Term) -> Term:

@@ -9,10 +9,22 @@ from graphguard.engine.definition import Part, Product
 from graphguard.engine.expansion import written_out
 from graphguard.engine.grid import by_cell, in_cells
 from graphguard.engine.lane import collapse, equal
-from graphguard.engine.merge import merged, same_term
+from graphguard.engine.merge import merged, same_term, signature
 from graphguard.engine.product import Layout
 from graphguard.engine.table import Table, signs, weighted
-from graphguard.engine.term import IMPULSE, WINDOW, Atom, Factor, Index, Term, Undescribed, Value, extent, substituted
+from graphguard.engine.term import (
+    IMPULSE,
+    WINDOW,
+    Atom,
+    Factor,
+    Index,
+    Term,
+    Undescribed,
+    Value,
+    extent,
+    mentioned,
+    substituted,
+)
 
 
 def plain(table: Table, terms: Sequence[Term]) -> Term | None:
@@ -63,11 +75,34 @@ def folded(table: Table, value: Value) -> Value:
 
 def _folded(table: Table, terms: list[Term]) -> list[Term]:
     while len(terms) > 1:
-        found = _fold_once(table, terms)
+        found = _fold_once(table, terms) or _fold_aligned(table, terms)
         if found is None:
             break
         terms = found
     return terms
+
+
+def _fold_aligned(table: Table, terms: list[Term]) -> list[Term] | None:
+    """As _fold_once, for terms of one box whose dims are split in different ways: they are split alike first."""
+    if not any(len({len(group) for group in groups}) > 1 for groups in zip(*(t.dims for t in terms), strict=True)):
+        return None
+    if not _one_box(terms):
+        return None
+    labels = "".join(chr(97 + dim) for dim in range(len(terms[0].box)))
+    layout = Layout(table)
+    try:
+        for term in terms:
+            layout.lay(term, labels)
+    except Undescribed:
+        return None
+    dims = tuple(tuple(layout.groups[label]) for label in labels)
+    visible = {v for group in dims for v in group}
+    aligned = [
+        term.with_(factors=factors, dims=dims, ranges={v: layout.ranges[v] for v in (visible | mentioned(factors))})
+        for term, factors in zip(terms, layout.parts, strict=True)
+    ]
+    found = _fold_once(table, aligned)
+    return None if found is None else [each for each in map(table.settle, found) if each is not None]
 
 
 def _refolded(table: Table, terms: list[Term]) -> list[Term]:
@@ -151,13 +186,23 @@ def _fold_into(table: Table, atom: Atom, term: Term, rest: list[Term]) -> list[T
         if any(f.atom.indicator and f.place == other.place for f in factors for other in others):
             return None  # δ (δ - p) is δ - δ p, but that is better left flat: its parts may yet cancel
         wanted = table.settle(term.with_(coefficient=scale * _coefficient(member), factors=(*factors, *others)))
-        place = None if wanted is None else next((n for n, t in enumerate(rest) if same_term(t, wanted)), None)
+        place = None if wanted is None else _place_of(table, wanted, rest)
         if place is None:
             return None
         rest = rest[:place] + rest[place + 1 :]
     at = tuple(axes[-1 - n] for n in range(definition.axes))
     settled = table.settle(term.with_(coefficient=scale, factors=(*others, Factor(atom, at))))
     return None if settled is None else [*rest, settled]
+
+
+def _place_of(table: Table, wanted: Term, terms: Sequence[Term]) -> int | None:
+    """Where a term is among others, which may not be in normal form."""
+    for place, term in enumerate(terms):
+        if term.coefficient == wanted.coefficient and signature(term) == signature(wanted):
+            settled = term if same_term(term, wanted) else table.settle(term)
+            if settled is not None and same_term(settled, wanted):
+                return place
+    return None
 
 
 def _coefficient(product: Product) -> Fraction:

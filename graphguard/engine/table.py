@@ -18,6 +18,7 @@ import numpy as np
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
 from graphguard.engine.lane import equal, everywhere, varies
 from graphguard.engine.normal import normal
+from graphguard.engine.rational import prime_powers
 from graphguard.engine.term import (
     FIRST_ID,
     IDX,
@@ -181,7 +182,7 @@ class Table:
         known = self._known((kind, name, parameters, operands), orders)
         if known is not None:
             return known
-        found = orders[0]
+        found = abstract(parts, ranges, apart=True)[0]
         return self.add((kind, name, parameters, operands), found.products, len(found.axes), **facts), found.axes
 
     def find(
@@ -301,7 +302,17 @@ class Table:
             elif factor.atom.id not in self._required:
                 self.taken_as_defined.add(factor.atom.id)
 
-    def number(self, number: Fraction) -> Atom:
+    def root(self, number: Fraction, exponent: Fraction) -> tuple[Fraction, tuple[Factor, ...]]:
+        """A power of a positive number: a rational, and powers of primes between 0 and 1."""
+        scale, factors = ONE, []
+        for prime, times in prime_powers(number) or ((number, 1),):
+            whole, rest = divmod(times * exponent, 1)
+            scale *= Fraction(prime) ** whole
+            if rest:
+                factors.append(Factor(self._number(Fraction(prime)), (), rest))
+        return scale, tuple(factors)
+
+    def _number(self, number: Fraction) -> Atom:
         """A positive number as an atom: its powers need not be rational."""
         atom = self.atom("number", number, positive=True)
         atom.number = number
@@ -345,7 +356,8 @@ class Table:
         if self.trace is not None:
             self.trace.told(lambda there, images: there._file(images[0], images[1:], powers, spans), (total, *atoms))
 
-    def _is_filed(self, total: Atom) -> bool:
+    def is_filed(self, total: Atom) -> bool:
+        """Whether the sequential run made this sum."""
         filed = total.id in self._filed
         if self.trace is not None:
             self.trace.asked(lambda there, ids: ids[0] in there._filed, (total.id,), filed)
@@ -390,8 +402,21 @@ class Table:
                 closed = tuple(sorted(v for v in mentioned(inside) if v in same and v not in outside))
                 for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
                     found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], ranges)
-                    if found is not None and self._is_filed(found[0]):
+                    if found is not None and self.is_filed(found[0]):
                         return self._replaced(term, inside, bound, *found)
+        return self._folded_chain(term, even) if len(even) > 1 else None
+
+    def _folded_chain(self, term: Term, even: set[Variable]) -> Term | None:
+        """A filed sum over several variables at once, no one of which is in all of its factors."""
+        left = set(even)
+        while left:
+            inside, bound = _connected(term, min(left), even)
+            left -= set(bound)
+            if len(bound) < 2 or self._filed_spans(inside) is None:
+                continue
+            found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], term.ranges)
+            if found is not None and self.is_filed(found[0]):
+                return self._replaced(term, inside, bound, *found)
         return None
 
     def _whole_part(self, term: Term, inside: tuple[Factor, ...], variable: Variable) -> Term | None:

@@ -63,6 +63,8 @@ def random_inputs(found: Interpretation, sequential: Graph, seed: int = 0) -> di
     for name, value in sequential.inputs.items():
         bounds = found.table.bounds.get(atoms[name].id) if name in atoms else None
         result[name] = _random(value, bounds, generator)
+        if name in atoms and atoms[name].nonnegative and value.dtype != "bool":
+            result[name] = result[name].abs()
     return result
 
 
