@@ -19,6 +19,7 @@ from graphguard.engine.lane import Lane, at_lane, collapse
 from graphguard.engine.term import Atom, Factor, Index, Range, Undescribed, Variable
 
 Pattern = tuple[tuple[int, int], ...]  # for each position, which axis it is, and at what distance
+MOST_POSITIONS_APART = 6  # past that, numbers that are equal are one position: atoms of atoms would have ever more axes
 MOST_ORDERS = 24  # of factors that are alike, tried to find the canonical one
 
 
@@ -90,6 +91,7 @@ def abstract(parts: Sequence[Part], ranges: Mapping[Variable, Range], apart: boo
         (part.label, sorted((_piece(f, extents, ranges) for f in part.factors), key=_likeness)) for part in parts
     ]
     arranged.sort(key=_part_likeness)
+    apart = apart and sum(len(piece.positions) for _, pieces in arranged for piece in pieces) <= MOST_POSITIONS_APART
     found = [_numbered(order, extents, apart) for order in _orders(arranged)]
     return found if len(found) == 1 else sorted(found, key=lambda each: repr((each.shape, each.pattern)))
 
