@@ -25,6 +25,8 @@ from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_v
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh"}
 NONNEGATIVE = {"relu", "abs"}
+ODD = {"sin", "tan", "tanh", "erf", "sinh", "asinh", "atan", "asin", "atanh", "sign", "trunc"}
+EVEN = {"cos", "cosh", "abs"}
 MOST_COPIES = 4  # of a root
 MOST_BITS_OF_A_POWER = 1000  # a float holds no more
 MOST_KINDS = 4  # of lanes with different shares, told apart
@@ -88,6 +90,10 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
             return None
         if name == "positive":
             operands = [_rectified(table, operands[0])]
+        if name in ODD | EVEN and operands[0] is not None and operands[0].coefficient < 0:
+            turned = operands[0].with_(coefficient=-operands[0].coefficient)
+            term = _function(table, name, [turned], parameters, box)
+            return term if name in EVEN else term.with_(coefficient=-term.coefficient)
         return _function(table, name, operands, parameters, box)
 
     return by_cell(table, values, on_cell)

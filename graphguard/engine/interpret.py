@@ -56,6 +56,9 @@ class Interpretation:
     relied_on: list[UserLemma] = field(default_factory=list)
 
 
+MOST_RUNS = 8  # of neighbouring numbers in a constant
+
+
 class Interpreter:
     def __init__(self, table: Table, lemmas: Lemmas | None = None):
         self.table, self.ops, self.memo = table, Ops(table), Memo(table)
@@ -165,8 +168,10 @@ class Interpreter:
             return self._atom("constant", constant, constant.shape)
         if array.size and (array == array.flat[0]).all() and np.isfinite(array.flat[0]):
             return self.ops.full(constant.shape, array.flat[0].item())
-        if array.ndim == 1 and array.dtype.kind in "iu" and (np.diff(array) == 1).all():
-            return self.ops.arange(len(array), int(array[0]))
+        if array.ndim == 1 and array.dtype.kind in "iu" and array.size:
+            runs = np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
+            if len(runs) <= MOST_RUNS:  # positions, such as those of the chunks that a rank has
+                return self.ops.concat([self.ops.arange(len(run), int(run[0])) for run in runs], 0)
         if array.ndim >= 1 and (array == array[:1]).all():  # rows that are alike
             return self.ops.expand(self.ops.reshape(self._of(array[0], constant.dtype), (1, *array.shape[1:])), array.shape)
         return self._atom("constant", constant, constant.shape)

@@ -172,7 +172,7 @@ def judged(specimen: Specimen, mutant: Mutant, limit: float) -> Outcome:
         begun = time.perf_counter()
         try:
             with _limited(limit):
-                findings = specimen.prove(mutant.joint).findings
+                findings = specimen.findings(mutant.joint, executed=difference is not None)
         except _TooLong:
             gave_up = True
         except Exception as error:

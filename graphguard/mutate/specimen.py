@@ -15,11 +15,14 @@ from graphguard.engine.proof import Proof
 from graphguard.engine.prove import Ranges, interpret, prove
 from graphguard.errors import ReplayError, UsageError
 from graphguard.expectation import FULL, LOCAL, Expectation, expectations
+from graphguard.findings import Finding
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
 from graphguard.lemmas.user import by_operator
 from graphguard.oracle.claims import random_inputs
+from graphguard.oracle.judge import judge
 from graphguard.oracle.replay import run, run_joint
+from graphguard.verdict import report_of
 
 if TYPE_CHECKING:
     from graphguard.api import Job
@@ -62,6 +65,15 @@ class Specimen:
 
     def prove(self, joint: Joint) -> Proof:
         return prove(self.sequential, joint, self.relations, expected=self.expected, ranges=self.ranges, lemmas=self.lemmas)
+
+    def findings(self, joint: Joint, executed: bool) -> list[Finding]:
+        """What a report says. Where the ranks compute something else, that takes an execution too."""
+        proof = self.prove(joint)
+        if proof.proved or not executed:
+            return proof.findings
+        graphs = (self.sequential, joint, self.relations)
+        judgement = judge(*graphs, self.expected, self.ranges, proved=proof.relations, small=False)
+        return report_of(proof, judgement, ()).findings
 
     def difference(self, joint: Joint) -> str | None:
         """How the ranks' outputs differ from the sequential ones, or None if they are as the relations say on all trials."""

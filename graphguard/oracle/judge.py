@@ -72,9 +72,11 @@ def judge(
     seed: int = 0,
     proved: Mapping[str, Relation] | None = None,
     progress: Tell | None = None,
+    small: bool = True,
 ) -> Judgement:
     """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated.
 
+    small: whether time is spent on making a counterexample small.
     progress: told how many operations of how many were run, where that takes longer than a second.
     """
     begun = time.perf_counter()
@@ -90,7 +92,7 @@ def judge(
             return Judgement(skipped=reason)
         programs, path = part
         count, left_out = 1, f"the oracle executed {path} and what it is made from alone, because in all {reason}"
-    judging = _Judging(programs, expected, proved or {})
+    judging = _Judging(programs, expected, proved or {}, small)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
         judging.run(draws.with_inferred(sequential, ranges), count, seed)
@@ -110,8 +112,8 @@ def _affordable_part(programs: Programs, proved: Iterable[str]) -> tuple[Program
 
 
 class _Judging:
-    def __init__(self, programs: Programs, expected: Mapping[str, Expectation], proved: Mapping[str, Relation]):
-        self.programs = programs
+    def __init__(self, programs: Programs, expected: Mapping[str, Expectation], proved: Mapping[str, Relation], small: bool):
+        self.programs, self.small = programs, small
         self.sequential, self.joint, self.relations = programs
         self.expected, self.proved = expected, proved
         mesh = self.joint.graphs[0].mesh
@@ -220,7 +222,7 @@ class _Judging:
         again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
         part = sliced(self.programs, [path])
         look = partial(self._difference, part, path, kind, found.trial)
-        smaller = shrunk(found, look, part.sequential.inputs, _runs(part))
+        smaller = shrunk(found, look, part.sequential.inputs, _runs(part)) if self.small else None
         trial, element, allowed = smaller or found
         output = self._output(path)
         parting = parting_of(self.sequential, self.joint, again, element, self.mesh, None if smaller is None else trial)
