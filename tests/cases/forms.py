@@ -148,7 +148,64 @@ def root_case(name, distributed):
     return Case(f"forms-root-by-{name}-tp2", attention, distributed, {"tp": 2}, inputs, {"out": {"tp": Shard(0)}})
 
 
+# ---------------------------------------------------------------------- several experts on a rank
+def experts_of(x, w):
+    out = torch.zeros_like(x)
+    for each in w:
+        out = out + torch.relu(x @ each)
+    return out
+
+
+def mixed(x, w):
+    return torch.tanh(experts_of(x, w))
+
+
+def mixed_ep(x, w, mesh):
+    """A rank adds its experts up first, so the sum is bracketed in another way under the function."""
+    out = experts_of(x, w)
+    dist.all_reduce(out, group=mesh.get_group("ep"))
+    return torch.tanh(out)
+
+
+def mixed_too_early(x, w, mesh):
+    out = torch.tanh(experts_of(x, w))  # fault: the function of a part of the sum
+    dist.all_reduce(out, group=mesh.get_group("ep"))
+    return out
+
+
+def mixed_case(ep, experts):
+    inputs = {"x": Input((TOKENS, WIDTH)), "w": Input((experts, WIDTH, WIDTH), Shard(0))}
+    return Case(f"forms-{experts}-experts-ep{ep}", mixed, mixed_ep, {"ep": ep}, inputs, {"out": {}})
+
+
+# ---------------------------------------------------------------------- chunks by their numbers, turned back
+def turned(x, angle):
+    return torch.stack([x * angle.cos(), -x * angle.sin()])
+
+
+def chunks_turned_back(x, angle, mesh):
+    """A rank picks its two chunks by a constant index; the angle has the other sign."""
+    rank, size = mesh.get_local_rank("cp"), mesh["cp"].size()
+    own = torch.tensor([rank, 2 * size - 1 - rank])
+    x, angle = (t.view(2 * size, -1).index_select(0, own).flatten() for t in (x, -angle))
+    return torch.stack([x * angle.cos(), x * angle.sin()])
+
+
+def own_chunks(full, coord):
+    pieces = full.chunk(4, -1)
+    return torch.cat([pieces[coord["cp"]], pieces[3 - coord["cp"]]], -1)
+
+
+def chunks_case():
+    inputs = {"x": Input((TOKENS,)), "angle": Input((TOKENS,))}
+    outputs = {"out": own_chunks}
+    return Case("forms-chunks-cp2", turned, chunks_turned_back, {"cp": 2}, inputs, {"out": own_chunks}, outputs)
+
+
 CASES = [
+    *(mixed_case(ep, experts) for ep, experts in ((2, 4), (2, 6), (4, 8))),
+    faulty(mixed_case(2, 4), "forms-fault-too-early", mixed_too_early, "the function of a part of the sum"),
+    chunks_case(),
     root_case("root", by_root),
     root_case("power", by_power),
     faulty(root_case("", by_root), "forms-fault-truncated-root", by_truncated_root, "the root is cut off after four digits"),
