@@ -128,5 +128,5 @@ def test_communication_that_only_built_the_module_is_left_out_and_said_to_be():
 def test_a_constructor_that_builds_no_module_is_refused():
     with pytest.raises(UsageError, match="sequential= returned int, not a module"):
         gg.capture_model(lambda: 3, lambda mesh: Net(), mesh=1, inputs=INPUTS)
-    with pytest.raises(UsageError, match="sequential= must be a function that builds the module"):
+    with pytest.raises(UsageError, match="sequential= is int, not a function that builds a module"):
         gg.capture_model(3, lambda mesh: Net(), mesh=1, inputs=INPUTS)

@@ -128,7 +128,7 @@ def test_the_prover_is_given_graphs_relations_and_ranges(prover):
         "k": gg.Input((4,), dtype=torch.int64),
     }
     verify(lambda x, i, j, k: x, lambda x, i, j, k: x, inputs=inputs)
-    assert prover.ranges == {"i": (0, 10), "j": (None, 5)}
+    assert prover.ranges == {"x": (1, None), "i": (0, 10), "j": (None, 5)}
     assert list(prover.sequential.inputs) == list(inputs) and len(prover.joint.graphs) == len(prover.relations) == 2
     assert prover.expected == {}
 
@@ -186,7 +186,7 @@ def test_notes_say_what_is_worth_a_look(prover):
     prover.answer = Proof({"out": Relation("out", "out = sum(rank0.out, rank1.out)", note="a sum over ranks")})
     report = verify(lambda x, w: {"out": x @ w, "z": None}, lambda x, w: {"out": x @ w, "extra": x, "z": x})
     assert report.notes == [
-        "out: a sum over ranks",
+        "a sum over ranks",
         "extra: only ranks return it, so nothing is claimed of it",
         "z: only ranks return it, so nothing is claimed of it",
     ]

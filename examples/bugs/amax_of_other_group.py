@@ -42,7 +42,7 @@ ARGS = {
 }
 
 
-@gg.check(expect="unproven")  # not decided yet: the maximum over two dims at once
+@gg.check
 def fixed():
     return gg.verify(sequential, fixed_layer, **ARGS)
 

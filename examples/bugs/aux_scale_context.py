@@ -81,7 +81,7 @@ ARGS = {
 }
 
 
-@gg.check(expect="unproven")  # not decided yet: a product of three tensors under a square
+@gg.check
 def fixed():
     return gg.verify(sequential, cp_fixed, **ARGS)
 

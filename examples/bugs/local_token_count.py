@@ -58,7 +58,7 @@ ARGS = {
 }
 
 
-@gg.check(expect="unproven")  # not decided yet: a division by a quotient
+@gg.check
 def fixed():
     return gg.verify(sequential, dp_fixed, **ARGS)
 

@@ -79,7 +79,7 @@ def gpt_neox():
     return verify(GPTNeoXForCausalLM)
 
 
-@gg.check(expect="unproven")
+@gg.check
 def qwen3():
     return verify(Qwen3ForCausalLM, head_dim=4)
 
