@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 import graphguard as gg
 from graphguard import Replicate, Shard
+from graphguard.engine.function import EVEN, ODD
 
 
 def double(x):
@@ -297,3 +298,35 @@ def test_a_ring_adds_every_block_once(weights, verdict):
         lambda x: x.sum(0), lambda x: ring_sum(x, weights), mesh={"cp": 3}, inputs={"x": gg.Input((6, 2), Shard(0))}
     )
     assert report.verdict == verdict
+
+
+def clamped_where_it_can(t, m):
+    """A clamp to [5, 3] is 3 everywhere; the parts below 5 and above 3, taken one by one, say something else."""
+    return t * (1 - (t < 5).long() - (t > 3).long()) + 5 * (t < 5) + 3 * (t > 3)
+
+
+def nought(t, m):
+    return torch.zeros(4)
+
+
+CROSSED = [
+    (clamped_where_it_can, lambda t, m: t.clamp(5, 3)),
+    (lambda t, m: torch.arange(255, 257), lambda t, m: torch.tensor([255, 0], dtype=torch.uint8)),  # no run: it wraps
+    (nought, lambda t, m: torch.relu(m.float()).log() * 0),  # log 0 times 0
+    (nought, lambda t, m: torch.tanh(m.float() * t).log() * 0),
+]
+
+
+@pytest.mark.parametrize(("sequential", "distributed"), CROSSED)
+def test_ends_that_cross_wrap_or_are_no_numbers(sequential, distributed):
+    inputs = {"t": gg.Input((4,), dtype=torch.int64, low=0, high=8), "m": gg.Input((4,), dtype=torch.bool)}
+    report = gg.verify(sequential, distributed, mesh={"tp": 1}, inputs=inputs, trials=0)  # by the proof alone
+    assert report.verdict == "unproven"
+    assert gg.verify(lambda t, m: t * 0 + 3, lambda t, m: t.clamp(5, 3), mesh={"tp": 1}, inputs=inputs).verified
+
+
+@pytest.mark.parametrize("name", sorted(ODD | EVEN))
+def test_functions_are_as_odd_or_even_as_torch_has_them(name):
+    function = getattr(torch, name)
+    x = torch.linspace(-0.95, 0.95, 40, dtype=torch.float64)
+    torch.testing.assert_close(function(-x), function(x) * (1 if name in EVEN else -1))

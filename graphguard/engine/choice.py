@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphguard.engine.grid import covers
-from graphguard.engine.lane import Lane, at_lane, collapse
+from graphguard.engine.lane import Lane, at_lane, collapse, varies
 from graphguard.engine.order import lanes_in
 from graphguard.engine.table import Table
 from graphguard.engine.term import IMPULSE, ONE, Atom, Factor, Index, Term, Undescribed, Value, combined, extent, substituted
@@ -109,7 +109,8 @@ class Segment(NamedTuple):
 
 def segments_of(table: Table, value: Value) -> tuple[Term, Lane, list[list[Segment]]]:
     """A term with the subject's delta, the number that the tensor is where no segment is, and the segments of each lane."""
-    example = next((term for term in value.terms for f in term.factors if f.atom.kind == "delta"), None)
+    everywhere = [term for term in value.terms if not varies(term.weight)]  # where a lane has no share, a term says nothing
+    example = next((term for term in everywhere if any(f.atom.kind == "delta" for f in term.factors)), None)
     if example is None:
         raise Undescribed("an index that is computed from several tensors")
     lanes = lanes_in(value.terms) or 1

@@ -169,7 +169,7 @@ class Interpreter:
         if array.size and (array == array.flat[0]).all() and np.isfinite(array.flat[0]):
             return self.ops.full(constant.shape, array.flat[0].item())
         if array.ndim == 1 and array.dtype.kind in "iu" and array.size:
-            runs = np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
+            runs = np.split(array, np.flatnonzero((array[1:] != array[:-1] + 1) | (array[1:] < array[:-1])) + 1)  # no wrap
             if len(runs) <= MOST_RUNS:  # positions, such as those of the chunks that a rank has
                 return self.ops.concat([self.ops.arange(len(run), int(run[0])) for run in runs], 0)
         if array.ndim >= 1 and (array == array[:1]).all():  # rows that are alike

@@ -22,7 +22,7 @@ from graphguard.engine.relate import Held, Placements, Relator, held
 from graphguard.engine.show import relation_of
 from graphguard.engine.table import Table
 from graphguard.engine.tangle import untangled
-from graphguard.engine.term import Value
+from graphguard.engine.term import Atom, Value
 from graphguard.engine.unknown import Described, Unknown
 from graphguard.engine.value import same, taken
 from graphguard.findings import Finding
@@ -34,7 +34,8 @@ from graphguard.lines import OwnLines
 if TYPE_CHECKING:
     from graphguard.expectation import Expectation
 
-Ranges = Mapping[str, tuple[int | None, int | None]]
+Range = tuple[int | None, int | None]
+Ranges = Mapping[str, Range]
 
 
 def prove(
@@ -83,12 +84,8 @@ def interpret(
     table = Table()
     interpreter = Interpreter(table, lemmas)
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
-    for name, (low, high) in ranges.items():
-        for term in inputs[name].terms:
-            if low is not None and high is not None:
-                table.declare(term.factors[0].atom, low, high)
-            if low is not None:
-                term.factors[0].atom.positive, term.factors[0].atom.nonnegative = low > 0, low >= 0
+    for name, value in inputs.items():
+        _state_facts(table, [term.factors[0].atom for term in value.terms], sequential.inputs[name].dtype, ranges.get(name))
     found = Interpretation(table)
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording = False
@@ -97,6 +94,17 @@ def interpret(
     found.opaque, found.fallbacks, found.presumed = interpreter.opaque, interpreter.fallbacks, interpreter.presumed
     found.relied_on = list(interpreter.relied_on.values())
     return found
+
+
+def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | None) -> None:
+    low, high = declared or (None, None)
+    for atom in atoms:
+        if dtype == "bool":
+            atom.indicator = atom.nonnegative = True
+        if low is not None and high is not None:
+            table.declare(atom, low, high)
+        if low is not None:
+            atom.positive, atom.nonnegative = low > 0, low >= 0
 
 
 class _Prover:
@@ -132,11 +140,15 @@ class _Prover:
         ranges = [
             f"{low} <= {names[atom]} < {high}" for atom, (low, high) in sorted(self.found.table.bounds.items()) if atom in names
         ]
-        atoms = [(key, atom) for (kind, key), atom in self.found.table.atoms() if kind == "input" and atom.nonnegative]
-        signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in atoms if atom.id not in self.found.table.bounds]
+        inputs = [(key, atom) for (kind, key), atom in self.found.table.atoms() if kind == "input"]
+        declared = [(key, atom) for key, atom in inputs if atom.nonnegative and not atom.indicator]
+        signs = [
+            f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in self.found.table.bounds
+        ]
         places = {str(node.source): None for node in self.found.presumed}
         presumed = [
-            f"{place}: the ranks divide by, or take a root of, what the sequential program does not; it is taken to be defined"
+            f"{place}: the ranks divide by, or take a root or a log of, what the sequential program does not; "
+            "it is taken to be defined"
             for place in places
         ]
         return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + presumed

@@ -133,6 +133,7 @@ class Table:
         self.leaves: dict[int, frozenset[int]] = {}  # what sums are made of
         self.vanishing: dict[int, bool] = {}  # whether the exp of an atom may be 0
         self.infinite: dict[int, bool] = {}  # whether an atom may be minus infinity
+        self.maskable: dict[int, bool] = {}  # whether a mask may make an atom zero
         self._required: set[int] = set()  # what the sequential program divides by, or takes roots of
         self.taken_as_defined: set[int] = set()  # what the ranks alone do so with
         self.written = 0  # terms written out so far
@@ -304,8 +305,8 @@ class Table:
 
     def root(self, number: Fraction, exponent: Fraction) -> tuple[Fraction, tuple[Factor, ...]]:
         """A power of a positive number: a rational, and powers of primes between 0 and 1."""
-        scale, factors = ONE, []
-        for prime, times in prime_powers(number) or ((number, 1),):
+        scale, factors, primes = ONE, [], prime_powers(number)
+        for prime, times in ((number, 1),) if primes is None else primes:
             whole, rest = divmod(times * exponent, 1)
             scale *= Fraction(prime) ** whole
             if rest:

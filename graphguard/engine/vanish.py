@@ -68,9 +68,11 @@ def may_be_masked_out(table: Table, atom: Atom) -> bool:
     sequential program is not defined, as where it divides by it."""
     if atom.indicator or atom.kind == "delta" or may_vanish(table, atom):
         return True
-    definition = table.definitions.get(atom.id)
-    linear = definition is not None and atom.kind in ("lin", "sum")
-    return linear and any(may_be_masked_out(table, each) for each in _atoms_of(definition))
+    return not atom.positive and _asked(table, atom, table.maskable, may_be_masked_out, _has_mask)
+
+
+def _has_mask(table: Table, definition: Definition) -> bool:
+    return any(may_be_masked_out(table, each) for each in _atoms_of(definition))
 
 
 def _atoms_of(definition: Definition) -> list[Atom]:

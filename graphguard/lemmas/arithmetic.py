@@ -230,7 +230,9 @@ def clamped(c: Call, x: Value, low: Any, high: Any) -> Value:
 
 
 def _clamped_to_numbers(c: Call, x: Value, low: int | None, high: int | None) -> Value:
-    """An index that is clamped into a range is itself there, and the ends of the range elsewhere."""
+    """An index that is clamped into a range is itself there, and the ends elsewhere; the high end if the range is empty."""
+    if low is not None and high is not None and low > high:
+        return c.full(x.shape, high)
     ends = [(name, c.full(x.shape, end)) for name, end in (("lt", low), ("gt", high)) if end is not None]
     beyond = [c.compare(name, x, end, whole=True) for name, end in ends]
     inside = c.negate(c.add(*beyond))
