@@ -87,12 +87,12 @@ def qwen3():
 EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "batched_mm"}  # every token goes to both experts
 
 
-@gg.check(expect="unproven")
+@gg.check
 def mixtral():
     return verify(MixtralForCausalLM, num_local_experts=2, **EXPERTS)
 
 
-@gg.check(expect="unproven")
+@gg.check
 def qwen3_moe():
     return verify(Qwen3MoeForCausalLM, num_experts=2, moe_intermediate_size=8, head_dim=4, norm_topk_prob=True, **EXPERTS)
 

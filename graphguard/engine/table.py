@@ -37,6 +37,7 @@ from graphguard.engine.term import (
     bounds,
     extent,
     mentioned,
+    substituted,
 )
 from graphguard.engine.trace import Trace
 
@@ -376,7 +377,7 @@ class Table:
     def _fold(self, term: Term) -> Term:
         summed = term.summed
         while summed:
-            folded = self._folded_once(term, summed)
+            folded = self._folded_once(term, summed) or self._regrouped(term, summed)
             if folded is None:
                 break
             term = folded
@@ -419,6 +420,48 @@ class Table:
             if found is not None and self.is_filed(found[0]):
                 return self._replaced(term, inside, bound, *found)
         return None
+
+    def _regrouped(self, term: Term, summed: Sequence[Variable]) -> Term | None:
+        """Σ_i a_i (Σ_h b_ih c_h) as Σ_h (Σ_i a_i b_ih) c_h, where the sequential program has that pair. A rank that holds a
+        part of the i can only sum over h; once a reduction has all i, the order is free. One sum less must be left."""
+        if self.recording:
+            return None
+        for variable in sorted(summed):
+            inside = [f for f in term.factors if variable in f.variables()]
+            if len(inside) < 2 or any(varies(end) for end in term.ranges[variable]):
+                continue
+            for factor in inside:
+                opened = self._with_opened(term, inside, factor, variable)
+                if opened is None:
+                    continue
+                found = self._folded_once(opened, [v for v in opened.summed if v in term.ranges])
+                while found is not None and len(found.summed) >= len(summed):
+                    found = self._folded_once(found, found.summed)
+                if found is not None:
+                    return found
+        return None
+
+    def _with_opened(self, term: Term, inside: Sequence[Factor], factor: Factor, variable: Variable) -> Term | None:
+        """The term with the members of a sum in place of it, if those that mention the variable are in a filed sum with what
+        else mentions it."""
+        if factor.atom.kind != "sum" or factor.power != 1:
+            return None
+        members, ranges = self._members(factor)
+        spans = self._filed_spans([f for f in inside if f is not factor] + [f for f in members if variable in f.variables()])
+        if spans is None or term.ranges[variable] not in spans:
+            return None
+        kept = [f for f in term.factors if f is not factor]
+        return normal(term.with_(factors=(*kept, *members), ranges={**term.ranges, **ranges}), self.subjects)
+
+    def _members(self, factor: Factor) -> tuple[list[Factor], dict[Variable, Range]]:
+        """What a sum is a sum of products of, read where it is, and the ranges of the variables that it binds."""
+        (member,) = self.definitions[factor.atom.id].operands[0]
+        names: dict[int, Index] = {-1 - n: index for n, index in enumerate(factor.at)}
+        ranges: dict[Variable, Range] = {}
+        for number, size in enumerate(member.extents):
+            variable = next(self.names)
+            names[number], ranges[variable] = Index(((variable, 1),)), (0, size)
+        return [f._replace(at=tuple(substituted(i, names) for i in f.at)) for f in member.factors], ranges
 
     def _whole_part(self, term: Term, inside: tuple[Factor, ...], variable: Variable) -> Term | None:
         """The sum of all parts of a tensor is the tensor."""

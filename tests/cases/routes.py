@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from cases.case import Case, faulty
 from cases.expert import from_experts, mlp, summed, to_experts
 from cases.leaves import gradients, leaves
+from cases.regions import copy_to, reduce_from
 from graphguard import Input, Shard
 
 TOKENS, HIDDEN, INNER, EXPERTS, CAPACITY = 16, 5, 4, 4, 3
@@ -214,7 +215,58 @@ def as_if_by_expert(rows, mine, ranks, p):
     return experts_in_turn(rows, counts, p["up"], p["down"])  # fault: rows come by source, then by expert
 
 
+# ---------------------------------------------------------------------- every expert split by columns, then by rows
+def blended_with(weigh, copy=lambda x: x, copy_weights=lambda x: x, reduce=lambda x: x):
+    """All experts of a token, by weights that come from the same norm; a norm behind them, so that gradients depend on sums."""
+
+    def program(x, router, up, down, dy):
+        p = leaves({"x": x, "router": router, "up": up, "down": down})
+        h = p["x"] * torch.rsqrt(p["x"].square().mean(-1, keepdim=True) + 1e-6)
+        weights = copy_weights(weigh(h @ p["router"]))  # fault: each rank has its part of the gradient
+        inner = F.silu(torch.einsum("th,ehi->tei", copy(h), p["up"]))
+        outs = torch.einsum("tei,eih->teh", inner, p["down"])
+        y = reduce((outs * weights.unsqueeze(-1)).sum(1))
+        y = F.rms_norm(p["x"] + y, (HIDDEN,))
+        return {"y": y.detach(), "grads": gradients(y, p, dy)}
+
+    return program
+
+
+def blended_tp_with(weigh, copy_weights):
+    return blended_with(weigh, lambda x: copy_to(x, None), copy_weights, lambda x: reduce_from(x, None))
+
+
+def of_all(logits):
+    return torch.softmax(logits, -1)
+
+
+def of_their_sum(logits):
+    weights, _ = torch.softmax(logits, -1).topk(EXPERTS)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def summed_weights(weights):
+    return copy_to(weights, None)
+
+
+def own_weights(weights):
+    return weights
+
+
+def blended_case(name, weigh, tp, copy_weights=summed_weights):
+    inputs = {
+        "x": Input((TOKENS, HIDDEN)), "router": Input((HIDDEN, EXPERTS)), "up": Input((EXPERTS, HIDDEN, INNER), Shard(2)),
+        "down": Input((EXPERTS, INNER, HIDDEN), Shard(1)), "dy": Input((TOKENS, HIDDEN)),
+    }  # fmt: skip
+    relation = {"y": {}, "grads.x": {}, "grads.router": {}, "grads.up": {"tp": Shard(2)}, "grads.down": {"tp": Shard(1)}}
+    distributed = blended_tp_with(weigh, copy_weights)
+    return Case(f"routes-blended-{name}-tp{tp}", blended_with(weigh), distributed, {"tp": tp}, inputs, relation)
+
+
 def correct():
+    for tp in (2, 4):
+        yield blended_case("softmax", of_all, tp)
+        yield blended_case("renormalised", of_their_sum, tp)
     for ep in (2, 4):
         yield case_of("sources", by_source(ep), by_source_ep, ep)
         yield case_of("experts-choice", picked_by_experts, picked_by_experts_ep, ep, data={})
@@ -224,6 +276,8 @@ def correct():
 
 
 def faults():
+    base = blended_case("", of_all, 2)
+    yield faulty(base, "routes-fault-weights", blended_tp_with(of_all, own_weights), "each rank has its part of the gradient")
     base = case_of("", by_source(2), None, 2)
     yield faulty(base, "routes-fault-share", dropped_tokens_weighed, "scaled by the share that was kept")
     base = case_of("", picked_by_experts, None, 2)
