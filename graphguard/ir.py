@@ -121,7 +121,7 @@ class Node:
         """The values that the node reads, in order, with repetitions."""
         yield from values_in(self.args)
         if self.kwargs:
-            yield from values_in(self.kwargs.values())
+            yield from values_in(arg for name, arg in self.kwargs.items() if name != "group")  # which may be of very many ranks
 
     def __str__(self) -> str:
         call = ", ".join([*map(show, self.args), *(f"{k}={show(v)}" for k, v in self.kwargs.items())])

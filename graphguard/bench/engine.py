@@ -58,20 +58,6 @@ class Steps(Stream):
         return tuple(varied), kwargs
 
 
-class _Everywhere(dict[int, Node]):
-    """One node as every rank's."""
-
-    def __init__(self, node: Node, ranks: int):
-        super().__init__()
-        self.node, self.ranks = node, ranks
-
-    def __missing__(self, rank: int) -> Node:
-        return self.node
-
-    def __len__(self) -> int:
-        return self.ranks
-
-
 class Case(NamedTuple):
     """The two graphs of a proof, with the ranks as one stream."""
 
@@ -143,7 +129,7 @@ def joint_of(stream: Stream) -> Joint:
         if node.communicates and node.op != "dist.wait":
             if node.kwargs["group"] != everyone:
                 raise InternalError(f"{node} of the benchmark is not of all ranks")
-            matches[node] = Match(len(matches), node.op, everyone, _Everywhere(node, len(everyone)))
+            matches[node] = Match(len(matches), node.op, everyone, dict.fromkeys(everyone, node))
     return Joint(stream.graphs, list(matches.values()), [], matches)
 
 

@@ -29,25 +29,43 @@ class Piece(NamedTuple):
     ranges: list[tuple[int, int]] | None
 
 
-def piece_of(table: Table, term: Term, number: int, lane: int) -> tuple[Hashable, Piece, tuple[int, int] | None] | None:
-    """A term that depends on one whole-number tensor: its name, the piece, and the range of the tensor."""
-    deltas = [f for f in term.factors if f.atom.kind == "delta" and f.power == 1]
-    others = [f for f in term.factors if not any(f is delta for delta in deltas)]
-    if len(others) > 1 or len(deltas) > 1 or any(f.power != 1 for f in others):
-        return None
-    if not deltas:
-        if not others or term.summed or others[0].atom.id not in table.bounds or others[0].atom.kind == "idx":
+class Reading:
+    """A term that depends on one whole-number tensor, in all lanes."""
+
+    def __init__(self, term: Term, subject: tuple[Atom, tuple[Index, ...]], values: Index | None, others: list[Factor]):
+        atom, at = subject
+        self.term, self._values, self._others = term, values, others
+        self._subject = _Place(term, atom, at)
+        self._other = _Place(term, others[0].atom, others[0].at) if others else None
+
+    @staticmethod
+    def of(table: Table, term: Term) -> Reading | None:
+        deltas = [f for f in term.factors if f.atom.kind == "delta" and f.power == 1]
+        others = [f for f in term.factors if not any(f is delta for delta in deltas)]
+        if len(others) > 1 or len(deltas) > 1 or any(f.power != 1 for f in others):
             return None
-        return _place(term, others[0].atom, others[0].at, lane), Piece(number, True, None), table.bounds[others[0].atom.id]
-    subject = _subject(table, deltas[0])
-    ranges = _values(term, deltas[0].at[-1], lane)
-    if subject is None or ranges is None:
-        return None
-    atom, at = subject
-    place = _place(term, atom, at, lane)
-    if others and (others[0].atom is not atom or _place(term, atom, others[0].at, lane) != place):
-        return None
-    return place, Piece(number, bool(others), ranges), table.bounds.get(atom.id)
+        if not deltas:
+            if not others or term.summed or others[0].atom.id not in table.bounds or others[0].atom.kind == "idx":
+                return None
+            return Reading(term, (others[0].atom, others[0].at), None, others)
+        subject, values = _subject(table, deltas[0]), deltas[0].at[-1]
+        if subject is None or not _is_over_summed(term, values) or (others and others[0].atom is not subject[0]):
+            return None
+        return Reading(term, subject, values, others)
+
+    @property
+    def atom(self) -> Atom:
+        return self._subject.atom
+
+    def piece(self, number: int, lane: int) -> tuple[Hashable, Piece] | None:
+        """In one lane: where the tensor is read, and the piece."""
+        place = self._subject.in_lane(lane)
+        if self._values is None:
+            return place, Piece(number, True, None)
+        ranges = _values(self.term, self._values, lane)
+        if ranges is None or (self._other is not None and self._other.in_lane(lane) != place):
+            return None
+        return place, Piece(number, bool(self._others), ranges)
 
 
 def _subject(table: Table, delta: Factor) -> tuple[Atom, tuple[Index, ...]] | None:
@@ -62,23 +80,31 @@ def _subject(table: Table, delta: Factor) -> tuple[Atom, tuple[Index, ...]] | No
     return factor.atom, tuple(substituted(index, axes) for index in factor.at)
 
 
-def _place(term: Term, atom: Atom, at: tuple[Index, ...], lane: int) -> Hashable:
-    """Equal for an atom read at the same positions, whatever the variables are called."""
-    names = {v: (dim, n) for dim, group in enumerate(term.dims) for n, v in enumerate(group)}
-    sizes = tuple(tuple(at_lane(extent(term.ranges[v]), lane) for v in group) for group in term.dims)
-    read = []
-    for index in at:
-        start = at_lane(index.offset, lane) + sum(stride * at_lane(term.ranges[v][0], lane) for v, stride in index.terms)
-        read.append((tuple(sorted((names.get(v, (-1, v)), stride) for v, stride in index.terms)), start))
-    return atom.id, tuple(read), sizes
+class _Place:
+    """Where a term reads an atom."""
+
+    def __init__(self, term: Term, atom: Atom, at: tuple[Index, ...]):
+        self.atom = atom
+        names = {v: (dim, n) for dim, group in enumerate(term.dims) for n, v in enumerate(group)}
+        strides = tuple(tuple(sorted((names.get(v, (-1, v)), stride) for v, stride in index.terms)) for index in at)
+        self._form = atom.id, strides, tuple(map(len, term.dims))
+        starts = [index.offset + sum(stride * term.ranges[v][0] for v, stride in index.terms) for index in at]
+        self._numbers: list[Lane] = [*starts, *(extent(term.ranges[v]) for group in term.dims for v in group)]
+
+    def in_lane(self, lane: int) -> Hashable:
+        """Equal for an atom read at the same positions, whatever the variables are called."""
+        return self._form, tuple([at_lane(number, lane) for number in self._numbers])
+
+
+def _is_over_summed(term: Term, index: Index) -> bool:
+    """Whether the index is over all summed variables, and nothing but deltas has them."""
+    summed = set(term.summed)
+    mention = [f for f in term.factors if any(v in summed for v in f.variables())]
+    return {v for v, _ in index.terms} == summed and all(f.atom.kind == "delta" for f in mention)
 
 
 def _values(term: Term, index: Index, lane: int) -> list[tuple[int, int]] | None:
-    """The numbers that an index over summed variables takes, as ranges; None if it is over others, or in too many pieces."""
-    if {v for v, _ in index.terms} != set(term.summed) or any(
-        f.atom.kind != "delta" for f in term.factors if _mentions(f, term)
-    ):
-        return None
+    """The numbers that an index over summed variables takes, as ranges; None if there are too many."""
     ranges = [(at_lane(index.offset, lane), at_lane(index.offset, lane) + 1)]
     for variable, stride in sorted(index.terms, key=lambda each: abs(each[1])):
         low, high = (at_lane(end, lane) for end in term.ranges[variable])
@@ -91,10 +117,6 @@ def _values(term: Term, index: Index, lane: int) -> list[tuple[int, int]] | None
             ranges = [(a + stride * v, b + stride * v) for v in range(low, high) for a, b in ranges]
     spans = sorted(ranges)
     return None if any(first[1] > second[0] for first, second in pairwise(spans)) else spans
-
-
-def _mentions(factor: Factor, term: Term) -> bool:
-    return any(v in term.summed for v in factor.variables())
 
 
 # ---------------------------------------------------------------------- one-hot rows
@@ -114,13 +136,14 @@ def segments_of(table: Table, value: Value) -> tuple[Term, Lane, list[list[Segme
     if example is None:
         raise Undescribed("an index that is computed from several tensors")
     lanes = lanes_in(value.terms) or 1
-    by_lane = [_segments(table, value, lane) for lane in range(lanes)]
+    readings = [Reading.of(table, term) for term in value.terms]
+    by_lane = [_segments(value, readings, lane) for lane in range(lanes)]
     return example, collapse(np.array([base for base, _ in by_lane])), [segments for _, segments in by_lane]
 
 
-def _segments(table: Table, value: Value, lane: int) -> tuple[int, list[Segment]]:
+def _segments(value: Value, readings: list[Reading | None], lane: int) -> tuple[int, list[Segment]]:
     base, pieces, places = 0, list[Piece](), set[Hashable]()
-    for term in value.terms:
+    for term, reading in zip(value.terms, readings, strict=True):
         number = term.coefficient * at_lane(term.weight, lane)
         if not number:
             continue
@@ -129,7 +152,7 @@ def _segments(table: Table, value: Value, lane: int) -> tuple[int, list[Segment]
         if not term.factors and not term.summed:
             base += int(number)
             continue
-        found = piece_of(table, term, int(number), lane)
+        found = reading.piece(int(number), lane) if reading is not None else None
         if found is None or found[1].ranges is None:
             raise Undescribed("an index that is computed from several tensors")
         places.add(found[0])

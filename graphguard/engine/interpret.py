@@ -7,7 +7,7 @@ there once all members have posted. What cannot be described is Unknown, with a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,7 +72,7 @@ class Interpreter:
 
     # ------------------------------------------------------------------ one node
     def describe(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], lanes: int) -> list[Described]:
-        unknown = next((each for each in leaves((args, kwargs)) if isinstance(each, Unknown)), None)
+        unknown = _unknown_in(args) or (_unknown_in(kwargs.values()) if kwargs else None)
         if unknown is not None:
             return [unknown] * len(node.outputs)
         reason = f"no lemma describes {node.op}"
@@ -102,7 +102,7 @@ class Interpreter:
         if isinstance(result, Unknown):
             return result
         shape = (*tensor.shape, 2) if tensor.dtype.startswith("complex") else tensor.shape
-        if len(result.shape) != len(shape) or any(not _is(a, b) for a, b in zip(result.shape, shape, strict=True)):
+        if not _same_shape(result.shape, shape):
             return Unknown(f"{node.op} was described with the shape {result.shape}, not {shape}", node)
         return result
 
@@ -340,8 +340,24 @@ def elements(constant: Constant) -> Any:
     return np.frombuffer(constant.data, dtype=dtype).reshape(constant.shape)
 
 
-def _is(a: Any, b: int) -> bool:
-    return not isinstance(a, np.ndarray) and a == b
+def _same_shape(shape: Sequence[Any], wanted: Sequence[int]) -> bool:
+    if len(shape) != len(wanted):
+        return False
+    for size, other in zip(shape, wanted, strict=True):  # noqa: SIM110 - this is quicker, and done for every tensor
+        if isinstance(size, np.ndarray) or size != other:
+            return False
+    return True
+
+
+def _unknown_in(args: Iterable[Any]) -> Unknown | None:
+    for arg in args:
+        if type(arg) is Unknown:
+            return arg
+        if type(arg) is tuple:
+            inside = _unknown_in(arg)
+            if inside is not None:
+                return inside
+    return None
 
 
 def _bound(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,11 +39,13 @@ class Meeting:
         """Whether the stream meets itself: all members are its ranks, at this very operation."""
         if self.ranks != self.player.stream.ranks:
             return False
-        graphs = self.player.stream.graphs
-        return all(
-            m.nodes[rank] is graphs[lane].nodes[self.position]
-            for lane, (rank, m) in enumerate(zip(self.ranks, self.matches, strict=True))
-        )
+        own = [graph.nodes[self.position] for graph in self.player.stream.graphs]
+        met: Iterable[Node]
+        if len(self.distinct) == 1:
+            met = map(self.distinct[0].nodes.__getitem__, self.ranks)
+        else:
+            met = (match.nodes[rank] for rank, match in zip(self.ranks, self.matches, strict=True))
+        return all(map(is_, met, own))
 
     def complete(self) -> bool:
         """Whether all that is sent has been described. Of a message, only the sender counts."""

@@ -70,10 +70,16 @@ class Memo:
         images = dict(_FIXED)
         for old, new in zip(kept.atoms, atoms, strict=True):
             images[old.id] = new
-        for step in kept.trace.steps:
+        steps, asking = kept.trace.steps, kept.trace.asking
+        for step in steps[:asking]:
             if not step(self._table, images):
                 return None
-        if not _keeps_order(images):
+        if not _keeps_order(images):  # before there are atoms of an attempt that fails: what is described anew would find them
+            return None
+        for step in steps[asking:]:
+            if not step(self._table, images):
+                return None
+        if asking < len(steps) and not _keeps_order(images):
             return None
         return [operands[each] if isinstance(each, int) else self._renamed(each, images) for each in kept.results]
 
@@ -138,6 +144,8 @@ def _number(number: Fraction) -> Hashable:
 
 def _order(atoms: Sequence[Atom]) -> tuple[int, ...]:
     """Which atoms are the same, and which are older: the normal form sorts by age."""
+    if len(atoms) < 2:
+        return ()
     ids = [atom.id for atom in atoms]
     ranks = {each: rank for rank, each in enumerate(sorted(set(ids)))}
     return tuple([ranks[each] for each in ids])
@@ -145,6 +153,8 @@ def _order(atoms: Sequence[Atom]) -> tuple[int, ...]:
 
 def _keeps_order(images: Images) -> bool:
     """Whether older atoms are the images of older ones, and no two are the image of one."""
+    if len(images) < len(_FIXED) + 2:
+        return True
     last = -1
     for old in sorted(images):
         if images[old].id <= last:

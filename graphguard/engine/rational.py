@@ -42,6 +42,7 @@ PLACES = 10**9
 LARGEST_FACTORED = 1 << 32
 
 
+@lru_cache(maxsize=4096)
 def rational(number: float | int | bool) -> Fraction:
     """The rational that a finite number of a program stands for."""
     if isinstance(number, int):

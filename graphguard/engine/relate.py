@@ -62,6 +62,8 @@ def held(
 
 def _sub_grid(mesh: Mesh, ranks: Sequence[int]) -> Mesh | None:
     """The mesh that some of the ranks form: for each axis, some of its positions."""
+    if len(ranks) == mesh.size:
+        return mesh
     coordinates = [mesh.coordinate(rank) for rank in ranks]
     positions = {name: sorted({c[name] for c in coordinates}) for name in mesh.names}
     sizes = {name: len(places) for name, places in positions.items()}

@@ -282,7 +282,7 @@ class Table:
         """Whether the sequential program passes this sum to a function."""
         known = atom in self._known_operands()
         if self.trace is not None:
-            self.trace.asked(lambda there, ids: ids[0] in there._known_operands(), (atom,), known)
+            self.trace.asked(_is_known_operand, (atom,), known)
         return known
 
     def _known_operands(self) -> frozenset[int]:
@@ -362,7 +362,7 @@ class Table:
         """Whether the sequential run made this sum."""
         filed = total.id in self._filed
         if self.trace is not None:
-            self.trace.asked(lambda there, ids: ids[0] in there._filed, (total.id,), filed)
+            self.trace.asked(_is_filed, (total.id,), filed)
         return filed
 
     def _filed_spans(self, factors: Sequence[Factor]) -> Sequence[Range] | None:
@@ -371,7 +371,7 @@ class Table:
         found = self._filed_products.get(_product_key(ids, powers))
         if self.trace is not None:
             answer = None if found is None else list(found)
-            self.trace.asked(lambda there, now: there._filed_products.get(_product_key(now, powers)), ids, answer)
+            self.trace.asked(_spans_of, ids, answer, powers)
         return found
 
     def _fold(self, term: Term) -> Term:
@@ -504,6 +504,18 @@ def _product_key(ids: Iterable[int], powers: Iterable[Fraction]) -> Hashable:
 
 def _sums_with(table: Table, ids: tuple[int, ...]) -> Sequence[Atom]:
     return table.sums_with(*ids)
+
+
+def _is_known_operand(table: Table, ids: tuple[int, ...]) -> bool:
+    return ids[0] in table._known_operands()
+
+
+def _is_filed(table: Table, ids: tuple[int, ...]) -> bool:
+    return ids[0] in table._filed
+
+
+def _spans_of(table: Table, ids: tuple[int, ...], powers: tuple[Fraction, ...]) -> list[Range] | None:
+    return table._filed_products.get(_product_key(ids, powers))
 
 
 def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:

@@ -29,7 +29,10 @@ class Trace:
     def __init__(self, atoms: Iterable[Atom]):
         self.usable = True
         self.steps: list[Step] = []
+        self.asking = 0  # steps before the first new atom
+        self._makes_atoms = False
         self._known = {atom.id for atom in atoms}
+        self._answered: set[Hashable] = set()  # questions whose answers hold until something is told or added
 
     def spoil(self) -> None:
         self.usable = False
@@ -42,7 +45,14 @@ class Trace:
         if not self.knows(ids):
             self.usable = False
         self.steps.append(step)
+        if not self._makes_atoms:
+            self.asking = len(self.steps)
         self._known.update(atom.id for atom in found)
+
+    def _is_answered(self, *question: Hashable) -> bool:
+        known = question in self._answered
+        self._answered.add(question)
+        return known
 
     # ------------------------------------------------------------------ steps
     def fixed(self, atom: Atom) -> None:
@@ -56,6 +66,8 @@ class Trace:
 
     def asked(self, question: Callable[..., Any], ids: tuple[int, ...], answer: Any, *rest: Any) -> None:
         """A question about atoms whose answer has none."""
+        if self._is_answered(question, ids, *rest):
+            return
         self._take(lambda table, images: bool(question(table, _ids(images, ids), *rest) == answer), ids)
 
     def told(self, effect: Callable[..., Any], atoms: tuple[Atom, ...], *rest: Any) -> None:
@@ -66,10 +78,13 @@ class Trace:
             effect(table, tuple([images[each] for each in ids]), *rest)
             return True
 
+        self._answered.clear()
         self._take(again, ids)
 
     def found(self, question: Callable[..., Sequence[Atom]], ids: tuple[int, ...], answer: Sequence[Atom]) -> None:
         """A question whose answer is a row of atoms."""
+        if self._is_answered(question, ids):
+            return
         held = [(atom.id, facts_of(atom)) for atom in answer]
 
         def again(table: Table, images: Images) -> bool:
@@ -79,6 +94,8 @@ class Trace:
 
     def looked_up(self, shape: int, ids: tuple[int, ...], atoms: Mapping[Any, Atom] | None) -> None:
         """A look-up of all atoms that are put together in one way."""
+        if self._is_answered(shape, ids):
+            return
         patterns = tuple(atoms or ())
         held = [(atom.id, facts_of(atom)) for atom in (atoms or {}).values()]
 
@@ -101,6 +118,8 @@ class Trace:
             images[atom.id] = make(shape, now, pattern, {each: images[each] for each in ids})
             return True
 
+        self._makes_atoms = True
+        self._answered.clear()
         self._take(again, ids, [atom])
 
 

@@ -39,8 +39,12 @@ def _asked(
         answer = known[atom.id] = definition is not None and answered(table, definition)
     table.trace = trace
     if trace is not None:
-        trace.asked(lambda there, ids: question(there, there.by_id(*ids)), (atom.id,), answer)
+        trace.asked(_answer, (atom.id,), answer, question)
     return answer
+
+
+def _answer(table: Table, ids: tuple[int, ...], question: Question) -> bool:
+    return question(table, table.by_id(*ids))
 
 
 def _hides_infinity(table: Table, definition: Definition) -> bool:

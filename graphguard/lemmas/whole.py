@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.engine.choice import Piece, piece_of
+from graphguard.engine.choice import Piece, Reading
 from graphguard.engine.grid import in_cells, unmasked
 from graphguard.engine.integer import in_pieces
 from graphguard.engine.lane import Lane, at_lane, collapse, everywhere, larger, smaller
@@ -68,7 +68,8 @@ def span_of(table: Table, value: Value) -> Span | None:
     if in_pieces(value):
         return _span_of_pieces(table, value)
     lanes = max((len(n) for term in value.terms for n in _numbers(term) if isinstance(n, np.ndarray)), default=1)
-    spans = [_lane_span(table, value, lane) for lane in range(lanes)]
+    readings = [Reading.of(table, term) for term in value.terms]
+    spans = [_lane_span(table, value, readings, lane) for lane in range(lanes)]
     if any(span is None for span in spans):
         return None
     ends = np.array(spans, dtype=np.int64).reshape(lanes, 2)
@@ -98,11 +99,11 @@ def _numbers(term: Term) -> Iterator[Lane]:
             yield index.offset
 
 
-def _lane_span(table: Table, value: Value, lane: int) -> tuple[int, int] | None:
+def _lane_span(table: Table, value: Value, readings: list[Reading | None], lane: int) -> tuple[int, int] | None:
     low = high = 0
     pieces: dict[Hashable, list[Piece]] = {}
     bounds_of: dict[Hashable, tuple[int, int] | None] = {}
-    for term in value.terms:
+    for term, reading in zip(value.terms, readings, strict=True):
         number = term.coefficient * at_lane(term.weight, lane)
         if not number:
             continue
@@ -112,9 +113,10 @@ def _lane_span(table: Table, value: Value, lane: int) -> tuple[int, int] | None:
             at_lane(a, lane) == 0 and at_lane(b, lane) == at_lane(size, lane)
             for (a, b), size in zip(term.box, value.shape, strict=True)
         )
-        found = piece_of(table, term, int(number), lane)
-        if found is not None:
-            key, piece, known = found
+        found = reading.piece(int(number), lane) if reading is not None else None
+        if reading is not None and found is not None:
+            key, piece = found
+            known = table.bounds.get(reading.atom.id)
             if not whole:  # elsewhere the term is 0, whatever the subject is
                 ends = _extremes([piece], known)
                 if ends is None:

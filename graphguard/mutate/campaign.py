@@ -53,14 +53,16 @@ class Herd:
         """Mutants in one turn."""
         return 1 + _OPERATIONS // (20 + self.specimen.operations)
 
-    def turn(self, limit: float, rewrites_per_mutant: float) -> Outcomes:
+    def turn(self, plan: Plan) -> Outcomes:
         self.turns += 1
-        before, after = (int(turns * self.quota * rewrites_per_mutant) for turns in (self.turns - 1, self.turns))
-        return self.some(self.quota, after - before, limit)
+        share = plan.rewrites / max(1, plan.mutants)
+        before, after = (int(turns * self.quota * share) for turns in (self.turns - 1, self.turns))
+        return self.some(self.quota, after - before, plan.limit, plan.locate_every)
 
-    def some(self, mutants: int, rewrites: int, limit: float = LIMIT) -> Outcomes:
+    def some(self, mutants: int, rewrites: int, limit: float = LIMIT, locate_every: int = 1) -> Outcomes:
+        drawn = list(enumerate(self.mutants.several(mutants), self.turns))
         return (
-            [judged(self.specimen, mutant, limit) for mutant in self.mutants.several(mutants)],
+            [judged(self.specimen, mutant, limit, number % locate_every == 0) for number, mutant in drawn],
             [judged(self.specimen, rewrite, limit) for rewrite in self.rewrites.several(rewrites)],
         )
 
@@ -75,6 +77,7 @@ class Plan:
     limit: float
     until: float  # when it stops in any case
     keep: Path | None = None  # where its outcomes are kept on the way
+    locate_every: int = 1  # mutants, one is located: that takes longer than to catch it
 
 
 @dataclass
@@ -100,7 +103,7 @@ def run(cases: Sequence[Any], plan: Plan) -> Result:
             herd = herds[case.name]
             if herd is None:
                 continue
-            mutants, rewrites = herd.turn(plan.limit, plan.rewrites / max(1, plan.mutants))
+            mutants, rewrites = herd.turn(plan)
             found = found or bool(mutants)
             result.mutants += mutants
             result.rewrites += rewrites
@@ -202,6 +205,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         options.limit,
         begun + 60 * options.minutes,
         options.keep if options.jobs == 1 else None,
+        options.locate_every,
     )
     cases = cases_below(options.cases, options.ranks, options.only, options.seed)
     result = in_processes(cases, [plan] * options.jobs)
@@ -221,6 +225,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m graphguard.mutate.campaign", description="Many mutants of many checks.")
     parser.add_argument("--mutants", type=int, default=20000)
     parser.add_argument("--rewrites", type=int, default=2000)
+    parser.add_argument(
+        "--locate-every", type=int, default=1, choices=range(1, 101), metavar="N", help="mutants, one is located"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, choices=range(1, 257), metavar="N", help="processes")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one proof")

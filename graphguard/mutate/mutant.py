@@ -44,7 +44,7 @@ class Outcome:
     """What execution and the prover say of a mutant.
 
     difference: how it differs from the sequential program, or None. gave_up: the prover was stopped. crash: it raised.
-    reason: why it is not proved. located: whether one of the first two lines named is the right one.
+    reason: why it is not proved. located: whether one of the first two lines named is the right one; None where nobody asked.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Outcome:
     proved: bool
     gave_up: bool
     reason: str | None
-    located: bool
+    located: bool | None
     seconds: float
     crash: str | None = None
 
@@ -162,7 +162,7 @@ def _by_name(graph: Graph) -> dict[object, int]:
 
 
 # ---------------------------------------------------------------------- judging
-def judged(specimen: Specimen, mutant: Mutant, limit: float) -> Outcome:
+def judged(specimen: Specimen, mutant: Mutant, limit: float, locate: bool = True) -> Outcome:
     """Both verdicts on a mutant. The prover is stopped after `limit` seconds."""
     begun = time.perf_counter()
     findings, gave_up, crash = mutant.joint.findings, False, None
@@ -172,7 +172,7 @@ def judged(specimen: Specimen, mutant: Mutant, limit: float) -> Outcome:
         begun = time.perf_counter()
         try:
             with _limited(limit):
-                findings = specimen.findings(mutant.joint, executed=difference is not None)
+                findings = specimen.findings(mutant.joint, executed=difference is not None, locate=locate)
         except _TooLong:
             gave_up = True
         except Exception as error:
@@ -185,7 +185,7 @@ def judged(specimen: Specimen, mutant: Mutant, limit: float) -> Outcome:
         not findings and not gave_up and crash is None,
         gave_up,
         _reason(findings[0]) if findings else crash,
-        is_located(findings, mutant.places),
+        is_located(findings, mutant.places) if locate else None,
         time.perf_counter() - begun,
         crash,
     )

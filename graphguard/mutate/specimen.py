@@ -63,13 +63,14 @@ class Specimen:
     def operations(self) -> int:
         return len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
 
-    def prove(self, joint: Joint) -> Proof:
-        return prove(self.sequential, joint, self.relations, expected=self.expected, ranges=self.ranges, lemmas=self.lemmas)
+    def prove(self, joint: Joint, locate: bool = True) -> Proof:
+        graphs = (self.sequential, joint, self.relations)
+        return prove(*graphs, expected=self.expected, ranges=self.ranges, lemmas=self.lemmas, locate=locate)
 
-    def findings(self, joint: Joint, executed: bool) -> list[Finding]:
+    def findings(self, joint: Joint, executed: bool, locate: bool = True) -> list[Finding]:
         """What a report says. Where the ranks compute something else, that takes an execution too."""
-        proof = self.prove(joint)
-        if proof.proved or not executed:
+        proof = self.prove(joint, locate or not executed)
+        if proof.proved or not executed or not locate:
             return proof.findings
         graphs = (self.sequential, joint, self.relations)
         judgement = judge(*graphs, self.expected, self.ranges, proved=proof.relations, small=False)

@@ -45,9 +45,10 @@ class Row:
 
     @property
     def located(self) -> tuple[int, int]:
-        """Of the different ones that have findings, how many are located."""
+        """Of the different ones that have findings, and whose place was asked for, how many are located."""
         found = [o for o in self.outcomes if o.difference is not None and not o.proved and not o.gave_up]
-        return sum(o.located for o in found), len(found)
+        asked = [o.located for o in found if o.located is not None]
+        return sum(asked), len(asked)
 
     @property
     def broken(self) -> int:
