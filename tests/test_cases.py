@@ -44,6 +44,7 @@ MODULES = (
     "inference",
     "decoders",
     "forms",
+    "flat",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]

@@ -35,7 +35,7 @@ STRATEGIES = (
     Strategy("sequence parallelism; norms on a part of the sequence or of the hidden dim", PHASES[:2], ("sequence", "norms")),
     Strategy("words, heads and widths that do not divide by the ranks", PHASES[:2], ("padding",)),
     Strategy("data parallelism, FSDP and HSDP written by hand, gradient accumulation", PHASES, ("data",)),
-    Strategy("optimizers, with their state whole or sharded (ZeRO 1 to 3)", PHASES, ("zero",)),
+    Strategy("optimizers, with their state whole or sharded (ZeRO 1 to 3)", PHASES, ("zero", "flat")),
     Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES, ("step", "optimizers")),
     Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
     Strategy("context parallelism: gathered keys, rings, exchange of heads (Ulysses)", PHASES[:2], ("context", "ulysses_ring")),

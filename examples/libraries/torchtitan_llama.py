@@ -100,12 +100,12 @@ def tensor_and_sequence_parallel():
     return verify(tp=2)
 
 
-@gg.check(expect="unproven")
+@gg.check
 def fully_sharded():
     return verify(dp=2)
 
 
-@gg.check(expect="unproven")
+@gg.check
 def fully_sharded_over_tensor_parallelism():
     return verify(dp=2, tp=2)
 

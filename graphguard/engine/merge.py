@@ -398,7 +398,7 @@ def _paired(table: Table, a: Term, distances: list[list[Lane]], dim: int | None,
                 return None
             steps[-1].append(distance)
     if dim is None:
-        if a.summed and not _regular(a, steps):
+        if a.summed and not _regular(a, steps) and not _interleaved(a, steps):
             return None
         if next((step for row in steps for step in row if step), 0) < 0:  # from the other one, it is upwards
             return _with_variable(table, b, [[-step for step in row] for row in steps], 2, None)
@@ -417,6 +417,15 @@ def _regular(a: Term, steps: list[list[int]]) -> bool:
                 if step and variable not in a.visible and not everywhere(abs(step) >= abs(stride) * a.ranges[variable][1]):
                     return False
     return True
+
+
+def _interleaved(a: Term, steps: list[list[int]]) -> bool:
+    """Whether the other term has what lies halfway between the elements of a sum of this one: both are one sum then."""
+    for variable in a.summed:
+        strides = [[dict(index.terms).get(variable, 0) for index in factor.at] for factor in a.factors]
+        if any(map(any, strides)) and any(strides == [[sign * 2 * d for d in row] for row in steps] for sign in (1, -1)):
+            return True
+    return False
 
 
 def _reduced(a: Term, b: Term, names: Names, distances: list[list[Lane]], variable: Variable) -> Term | None:

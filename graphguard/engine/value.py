@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere, larger, smaller, take
 from graphguard.engine.merge import merged, same_term
 from graphguard.engine.table import Table
-from graphguard.engine.term import Index, Range, Term, Undescribed, Value, extent
+from graphguard.engine.term import Index, Range, Term, Undescribed, Value, Variable, extent
 
 __all__ = ["add", "concat", "cut", "permute", "same", "scale", "taken"]
 
@@ -50,41 +50,43 @@ def cut(table: Table, value: Value, dim: int, start: Lane, stop: Lane) -> Value:
 
 
 def _pieces(term: Term, dim: int, start: Lane, stop: Lane) -> list[Term]:
-    """The part of a term between two positions of a dim: three terms where it begins and ends within rows of joined dims."""
+    """The part of a term between two positions of a dim: several terms where it begins and ends within rows of joined dims."""
     try:
         return [cut_term(term, dim, start, stop)]
     except Undescribed:
-        group = term.dims[dim]
-        if len(group) != 2:
-            raise
-    inner = group[1]
-    width = _even(extent(term.ranges[inner]))
-    after, last = collapse(-(-start // width)), collapse(stop // width)
-    head = smaller(collapse(after * width), stop)
+        return list(_runs(term, dim, 0, start, stop, 0))
+
+
+def _runs(term: Term, dim: int, place: int, start: Lane, stop: Lane, before: Lane) -> Iterator[Term]:
+    """A run of the elements that the variables of a dim from `place` on count, of which `before` elements of the term come
+    first: what lies in the row where it begins, whole rows, what lies in the row where it ends. A part is empty in some lanes
+    and not in others; one that is empty in all is left out."""
+    if everywhere(stop <= start):
+        return
+    group = term.dims[dim]
+    variable = group[place]
+    width = 1
+    for later in group[place + 1 :]:
+        width *= _even(extent(term.ranges[later]))
+    low = term.ranges[variable][0]
+
+    def rows(first: Lane, last: Lane) -> dict[Variable, Range]:
+        return {**term.ranges, variable: (collapse(low + first), collapse(low + last))}
+
+    def within(start: Lane, stop: Lane) -> Iterator[Term]:
+        row = collapse(start // width)
+        there, skipped = term.with_(ranges=rows(row, row + 1)), collapse(row * width)
+        yield from _runs(there, dim, place + 1, collapse(start - skipped), collapse(stop - skipped), collapse(before + skipped))
+
+    first, last = collapse(-(-start // width)), collapse(stop // width)
+    head = smaller(collapse(first * width), stop)
     tail = larger(collapse(last * width), head)
-    pieces = [_row_part(term, dim, start, head, width)]
-    if not everywhere(tail <= head):
-        pieces.append(_rows(term, dim, after, larger(last, after), width))
-    if not everywhere(stop <= tail):
-        pieces.append(_row_part(term, dim, tail, stop, width))
-    return pieces
-
-
-def _row_part(term: Term, dim: int, start: Lane, stop: Lane, width: int) -> Term:
-    """What lies within one row; nothing in lanes where the positions are equal."""
-    outer, inner = term.dims[dim]
-    row = collapse(start // width)
-    first, low = term.ranges[outer][0], term.ranges[inner][0]
-    columns = (collapse(low + start - row * width), collapse(low + stop - row * width))
-    ranges = {**term.ranges, outer: (collapse(first + row), collapse(first + row + 1)), inner: columns}
-    return term.with_(ranges=ranges, box=_boxed(term, dim, start, stop))
-
-
-def _rows(term: Term, dim: int, first: Lane, last: Lane, width: int) -> Term:
-    outer, _ = term.dims[dim]
-    low = term.ranges[outer][0]
-    ranges = {**term.ranges, outer: (collapse(low + first), collapse(low + last))}
-    return term.with_(ranges=ranges, box=_boxed(term, dim, collapse(first * width), collapse(last * width)))
+    yield from within(start, head)
+    if not everywhere(last <= first):
+        last = larger(last, first)
+        span = (collapse(before + first * width), collapse(before + last * width))
+        yield term.with_(ranges=rows(first, last), box=_boxed(term, dim, *span))
+    yield from within(tail, stop)
 
 
 def _boxed(term: Term, dim: int, start: Lane, stop: Lane) -> tuple[Range, ...]:

@@ -36,6 +36,8 @@ NOT_LOCATED = frozenset({
     "expert-fault-gates",
     "expert-fault-router-copies",
     "expert-fault-slots",
+    "flat-fault-own",
+    "flat-fault-summed",
     "heads-fault-copied-twice",
     "heads-fault-part-summed",
     "heads-fault-rotary-key",
