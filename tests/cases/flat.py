@@ -175,12 +175,12 @@ def gradient_case(name, size, program):
 
 def step_case(name, size, buckets, steps=2):
     program = functools.partial(trained_in, buckets=buckets)
-    return Case(f"flat-{name}-dp{size}", trained, program, {"dp": size}, inputs(size, steps), dict.fromkeys(SHAPES, {}))
+    return Case(f"flat-{name}-dp{size}", trained, program, {"dp": size}, inputs(size, steps), {key: {} for key in SHAPES})
 
 
 def clipped_case(size):
     return Case(
-        f"flat-clipped-dp{size}", clipped, clipped_on_shards, {"dp": size}, inputs(size), dict.fromkeys(SHAPES, {})
+        f"flat-clipped-dp{size}", clipped, clipped_on_shards, {"dp": size}, inputs(size), {key: {} for key in SHAPES}
     )  # fmt: skip
 
 
