@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ def reduced(ops: Ops, value: Value, groups: Groups, kwargs: dict[str, Any]) -> V
             return _extreme(ops, value, groups, "maximum")
         case "min":
             return _extreme(ops, value, groups, "minimum")
+        case "product":
+            return functools.reduce(ops.mul, (taken(table, value, lanes) for lanes in groups.each()))
         case other:
             raise Undescribed(f"a reduction by {other}")
 

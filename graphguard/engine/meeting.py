@@ -129,6 +129,8 @@ def _require_arithmetic(node: Node) -> None:
     dtype, reduce = next(node.operands()).dtype, node.kwargs["reduce"]
     if dtype == "bool" and reduce not in ("max", "min"):
         raise Undescribed(f"a reduction of booleans by {reduce}")
+    if dtype.startswith("complex") and reduce == "product":
+        raise Undescribed("a reduction of complex numbers by product")
     if reduce in ("avg", "premul_sum") and not dtype.startswith(("float", "bfloat", "complex")):
         raise Undescribed(f"a reduction of whole numbers by {reduce}")
 

@@ -202,7 +202,33 @@ def chunks_case():
     return Case("forms-chunks-cp2", turned, chunks_turned_back, {"cp": 2}, inputs, {"out": own_chunks}, outputs)
 
 
+# ---------------------------------------------------------------------- a product over ranks
+def chained(x):
+    total = x[0]
+    for row in x[1:]:
+        total = total * row
+    return total
+
+
+def chained_over_ranks(x, mesh, op=dist.ReduceOp.PRODUCT):
+    total = chained(x)
+    dist.all_reduce(total, op=op, group=mesh.get_group("tp"))
+    return total
+
+
+def summed_over_ranks(x, mesh):
+    return chained_over_ranks(x, mesh, dist.ReduceOp.SUM)  # fault: factors are multiplied, not added
+
+
+def chained_case(tp):
+    return Case(
+        f"forms-product-tp{tp}", chained, chained_over_ranks, {"tp": tp}, {"x": Input((8, WIDTH), Shard(0))}, {"out": {}}
+    )
+
+
 CASES = [
+    *(chained_case(tp) for tp in (2, 4)),
+    faulty(chained_case(2), "forms-fault-product", summed_over_ranks, "factors are multiplied, not added"),
     *(mixed_case(ep, experts) for ep, experts in ((2, 4), (2, 6), (4, 8))),
     faulty(mixed_case(2, 4), "forms-fault-too-early", mixed_too_early, "the function of a part of the sum"),
     chunks_case(),
