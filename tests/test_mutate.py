@@ -185,7 +185,7 @@ def test_a_mutant_may_not_verify_by_another_relation(small):
 
 
 def test_a_prover_that_believes_everything_is_found_out(small, monkeypatch):
-    monkeypatch.setattr(Specimen, "prove", lambda self, joint: Proof())
+    monkeypatch.setattr(Specimen, "prove", lambda self, joint, locate: Proof())
     mutants, _ = campaign.Herd(small, 0).some(30, 0)
     row = table.rows(mutants, KINDS)[-1]
     assert row.unsound > 20 and row.refused + row.unsound + row.verified == row.total
@@ -275,7 +275,7 @@ def test_the_command_prints_the_tables(checks):
 
 def test_the_command_fails_on_a_false_proof(checks, monkeypatch):
     honest = Specimen.prove
-    monkeypatch.setattr("graphguard.mutate.specimen.Specimen.prove", lambda self, joint: Proof())
+    monkeypatch.setattr("graphguard.mutate.specimen.Specimen.prove", lambda self, joint, locate: Proof())
     result = CliRunner().invoke(app, ["mutate", f"{checks}::right", "-n", "5"], catch_exceptions=False)
     assert result.exit_code == 1 and "UNSOUND" in result.stdout and "please report it" in result.stdout
     assert honest is not Specimen.prove
