@@ -198,7 +198,7 @@ def test_a_proof_that_takes_too_long_is_stopped(small):
 
 
 def test_a_prover_that_raises_is_told(small, monkeypatch):
-    def prove(self, joint):
+    def prove(self, joint, locate):
         raise KeyError("atom")
 
     monkeypatch.setattr(Specimen, "prove", prove)
