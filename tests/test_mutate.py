@@ -215,17 +215,20 @@ def test_a_check_that_is_not_verified_is_not_mutated():
 # ---------------------------------------------------------------------- tables, the page, the command line
 def test_the_page_has_the_numbers(small):
     mutants, rewrites = campaign.Herd(small, 0).some(12, 4)
-    text = page(mutants, rewrites, "make campaign", 60, 1, asked=12)
+    text = page(mutants, rewrites, "make campaign", 60, {"mlp": "tensor"}, asked=12)
     assert (
         "| mutants | 12 |" in text
         and "| false proofs | **0** |" in text
+        and "| tensor | 12 |" in text
         and "| rewrites still proved | 4 of 4 (100.0 %) |" in text
     )
 
 
 def test_a_campaign_that_was_stopped_says_so(small):
     mutants, rewrites = campaign.Herd(small, 0).some(2, 1)
-    assert "| mutants | 2, of 20,000 that were asked for |" in page(mutants, rewrites, "make campaign", 60, 1, asked=20000)
+    assert "| mutants | 2, of 20,000 that were asked for |" in page(
+        mutants, rewrites, "make campaign", 60, {"mlp": "tensor"}, asked=20000
+    )
 
 
 CHECKS = """

@@ -123,15 +123,20 @@ def _tell(result: Result, new: Sequence[Outcome], herd: Herd, begun: float) -> N
 
 
 # ---------------------------------------------------------------------- the proof cases
-def cases_below(folder: str, most_ranks: int, only: str, seed: int) -> list[Any]:
-    """The proof cases that should verify, in an order that the seed decides."""
+def families_below(folder: str) -> dict[str, list[Any]]:
+    """The proof cases of each file."""
     path = Path(folder).resolve()
     sys.path.insert(0, str(path.parent))
-    modules = [importlib.import_module(f"{path.name}.{file.stem}") for file in sorted(path.glob("*.py"))]
+    files = sorted(path.glob("*.py"))
+    return {file.stem: list(getattr(importlib.import_module(f"{path.name}.{file.stem}"), "CASES", ())) for file in files}
+
+
+def cases_below(folder: str, most_ranks: int, only: str, seed: int) -> list[Any]:
+    """The proof cases that should verify, in an order that the seed decides."""
     cases = [
         case
-        for module in modules
-        for case in getattr(module, "CASES", ())
+        for family in families_below(folder).values()
+        for case in family
         if case.expect == "verified" and prod(case.mesh.values()) <= most_ranks and only in case.name
     ]
     Random(seed).shuffle(cases)
@@ -216,7 +221,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if options.write:
         command = f"python -m graphguard.mutate.campaign {' '.join(given)}"
         seconds = time.time() - begun
-        text = page(result.mutants, result.rewrites, command, seconds, result.checks, options.mutants)
+        families = {case.name: family for family, cases in families_below(options.cases).items() for case in cases}
+        text = page(result.mutants, result.rewrites, command, seconds, families, options.mutants)
         Path(options.write).write_text(text, encoding="utf-8")
     return 1 if table.unsound([*result.mutants, *result.rewrites]) else 0
 

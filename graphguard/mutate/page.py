@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphguard.mutate import table
 from graphguard.mutate.mutant import Outcome
@@ -50,6 +50,10 @@ ranks, and compares two verdicts on each changed program: that of the prover, an
 
 {mutant_table}
 
+## Mutants by family
+
+{family_table}
+
 ## Rewrites
 
 {rewrite_table}
@@ -66,13 +70,20 @@ catch if somebody broke the program. It exits with 1 if a false proof is found; 
 
 
 def page(
-    mutants: Sequence[Outcome], rewrites: Sequence[Outcome], command: str, seconds: float, checks: int, asked: int = 0
+    mutants: Sequence[Outcome],
+    rewrites: Sequence[Outcome],
+    command: str,
+    seconds: float,
+    families: Mapping[str, str],
+    asked: int = 0,
 ) -> str:
-    """`asked` is how many mutants there should have been: where there are fewer, the page says so."""
+    """`families` has the family of each check. `asked` is how many mutants there should have been: where there are fewer, the
+    page says so."""
     from graphguard.mutate.specimen import TRIALS
 
     rows, others = table.rows(mutants, KINDS), table.rows(rewrites, REWRITES)
     every, rewritten = rows[-1], others[-1]
+    by_family = table.rows(mutants, sorted(set(families.values())), lambda outcome: families[outcome.specimen])
     equal = every.verified + every.incomplete + every.gave_up
     return _TEMPLATE.format(
         trials=TRIALS,
@@ -80,7 +91,7 @@ def page(
         date=datetime.date.today().isoformat(),
         commit=_commit(),
         minutes=f"{seconds / 60:.0f}",
-        checks=checks,
+        checks=len({outcome.specimen for outcome in mutants}),
         mutants=f"{every.total:,}" + (f", of {asked:,} that were asked for" if every.total < asked else ""),
         rewrites=f"{rewritten.total:,}",
         unsound=every.unsound + rewritten.unsound,
@@ -88,6 +99,7 @@ def page(
         located=table.share(*every.located),
         proved=table.share(rewritten.verified, rewritten.total),
         mutant_table=table.as_markdown(table.MUTANTS, [table.mutant_cells(row) for row in rows]),
+        family_table=table.as_markdown(("family", *table.MUTANTS[1:]), [table.mutant_cells(row) for row in by_family]),
         rewrite_table=table.as_markdown(table.REWRITES, [table.rewrite_cells(row) for row in others]),
         reasons=_reasons([*mutants, *rewrites]),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from graphguard.mutate.mutant import Outcome
 
@@ -55,12 +56,12 @@ class Row:
         return sum(o.difference is not None for o in self.outcomes)
 
 
-def rows(outcomes: Iterable[Outcome], order: Iterable[str]) -> list[Row]:
-    """One row for each kind, in the given order, and one for all."""
-    by_kind: dict[str, list[Outcome]] = {kind: [] for kind in order}
+def rows(outcomes: Iterable[Outcome], order: Iterable[str], key: Callable[[Outcome], str] = attrgetter("kind")) -> list[Row]:
+    """One row for each kind, or whatever the key is, in the given order, and one for all."""
+    by_key: dict[str, list[Outcome]] = {each: [] for each in order}
     for outcome in outcomes:
-        by_kind.setdefault(outcome.kind, []).append(outcome)
-    found = [Row(kind, list(those)) for kind, those in by_kind.items() if those]
+        by_key.setdefault(key(outcome), []).append(outcome)
+    found = [Row(each, list(those)) for each, those in by_key.items() if those]
     return [*found, Row("all", [outcome for row in found for outcome in row.outcomes])]
 
 
