@@ -19,7 +19,7 @@ class Element:
     """One number of an output on a rank: what the sequential program has there, and what the rank has.
 
     index: the place in the rank's own tensor. within: the place in the sequential output, where the rank should hold a tile.
-    shape: the rank's tensor, where it has no such place, and `actual` is nan.
+    shape: the rank's tensor, where it has no such place, and `actual` is nan, or should not, and `expected` is.
     reduced: "sum", "avg", "max" or "min" if `actual` is that of the ranks' numbers, because the output is expected to be
         Partial; None if it is the rank's own.
     """
@@ -124,7 +124,8 @@ class Counterexample:
         actual = f"{name} is {_shown(element.actual)}{reduced}"
         expected = f"the sequential program has {_shown(element.expected)}{f' at {list(within)}' if within else ''}"
         if element.shape is not None:
-            actual, expected = f"{element.path} has the shape {list(element.shape)}", f"{expected} at {list(element.index)}"
+            actual, place = f"{element.path} has the shape {list(element.shape)}", f" at {list(element.index)}"
+            expected = f"nothing is expected{place}" if element.expected != element.expected else f"{expected}{place}"
         lines = [f"counterexample: on rank {element.rank}, {actual}, where {expected}", *self._input_lines()]
         lines += [] if self.raises is None else [f"  raises       {self.raises}"]
         return lines + ([] if self.parting is None else _parting_lines(self.parting))

@@ -38,12 +38,23 @@ def expectations(outputs: Mapping[str, Any], captured: Captured, mesh: Mesh) -> 
     for path in outputs:
         if path not in known:
             raise UsageError(f"outputs= names {path!r}, which the sequential program does not return; it returns {list(known)}")
+        _require_grid(path, captured, mesh)
     functions = {path: expected for path, expected in outputs.items() if _is_function(expected)}
     traced = _traced(functions, known, captured, mesh) if functions else {}
     return {
         path: traced[path] if path in traced else _placed(path, expected, known[path], mesh)
         for path, expected in outputs.items()
     }
+
+
+def _require_grid(path: str, captured: Captured, mesh: Mesh) -> None:
+    """Where some ranks do not return an output, what is expected speaks of those that do."""
+    ranks = [rank for rank, graph in enumerate(captured.ranks) if graph.outputs.get(path) is not None]
+    if mesh.sub_grid(ranks) is None:
+        raise UsageError(
+            f"outputs= names {path!r}, which only the ranks {', '.join(map(str, ranks))} return; they form no sub-grid of "
+            f"the mesh {mesh}, so no relation can be stated of it: leave it out, or return it on a sub-grid"
+        )
 
 
 def _is_function(expected: Any) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -183,6 +183,14 @@ class Mesh:
         for name, size in reversed(self.axes):
             rank, coordinate[name] = divmod(rank, size)
         return {name: coordinate[name] for name in self.names}
+
+    def sub_grid(self, ranks: Sequence[int]) -> Mesh | None:
+        """The mesh that some of the ranks form: for each axis, some of its positions. None if they do not."""
+        if len(ranks) == self.size:
+            return self
+        coordinates = [self.coordinate(rank) for rank in ranks]
+        grid = Mesh.of({name: len({each[name] for each in coordinates}) for name in self.names})
+        return grid if grid.size == len(ranks) else None
 
     def __str__(self) -> str:
         return " x ".join(f"{name}={size}" for name, size in self.axes)

@@ -122,6 +122,8 @@ def _second(first: Finding, lines: Iterable[Source | None]) -> list[Finding]:
 def _suited(finding: Finding, path: str, judgement: Judgement) -> Finding:
     """Where the proof only lost the relation, the execution may know what the ranks hold in its place."""
     kind = judgement.kinds[path]
+    if path in judgement.orders:
+        return replace(finding, kind="unexplained-output", message=judgement.orders[path])
     if finding.kind in ("relation-lost", "unexplained-output") and kind != "unexplained-output":
         if kind == "scaled-copies":
             message = f"{path}: the ranks hold copies that are scaled, and only their sum is the sequential value"

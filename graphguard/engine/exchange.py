@@ -70,10 +70,12 @@ def exchanged(ops: Ops, value: Value, groups: Groups) -> Value:
 
 # ---------------------------------------------------------------------- the largest and the smallest
 def _extreme(ops: Ops, value: Value, groups: Groups, name: str) -> Value:
-    if name == "maximum" and len(value.terms) == 1:
-        joined = _joined_maximum(ops.table, value.terms[0], groups)
+    turned = value if name == "maximum" else ops.neg(value)  # the smallest is described as minus the largest of -x
+    if len(turned.terms) == 1:
+        joined = _joined_maximum(ops.table, turned.terms[0], groups)
         if joined is not None:
-            return Value(value.shape, (joined,))
+            largest = Value(value.shape, (joined,))
+            return largest if name == "maximum" else ops.neg(largest)
     members = [taken(ops.table, value, lanes) for lanes in groups.each()]
     if name == "maximum":  # of which minus infinity is no part, if there is another one
         members = [each for each in members if not ops.is_minus_infinity(each)] or members[:1]

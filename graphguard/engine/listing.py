@@ -41,7 +41,7 @@ class Lister:
         value = environment.get(tensor)
         if not isinstance(value, Value):
             return None
-        output = held(self.mesh, {}, [(tuple(stream.ranks), value)])
+        output = held(self.mesh, [(tuple(stream.ranks), value)])
         scaled: Holding | None = None
         for each in [whole] if whole is not None else self._partners(number, tensor, value):
             described = self.found.sequential.get(each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from graphguard.arrangement import Arrangement
 from graphguard.findings import Finding
 from graphguard.listing import Program
 
@@ -18,6 +19,7 @@ class Relation:
     placements: tuple[tuple[str, str], ...] | None = None  # one per mesh axis, where that form exists: ("tp", "Shard(1)")
     type: str | None = None  # `f32[8, 64@tp]`, where that form exists
     note: str | None = None
+    arrangement: Arrangement | None = None  # the tiles, where they are not those of placements
 
 
 @dataclass

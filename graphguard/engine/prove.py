@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphguard.engine.arrange import arranged
 from graphguard.engine.classes import streams as classes_of
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
+from graphguard.engine.lane import at_lane
 from graphguard.engine.law import law_at
 from graphguard.engine.listing import Lister, telling
 from graphguard.engine.localise import Localiser, scale_in_words
 from graphguard.engine.ops import Ops
 from graphguard.engine.proof import Proof, Relation
-from graphguard.engine.relate import Held, Placements, Relator, held
-from graphguard.engine.show import relation_of
+from graphguard.engine.relate import Held, Placements, Relator, held, held_in_a_row
+from graphguard.engine.show import arranged_relation, relation_of
 from graphguard.engine.table import Table
 from graphguard.engine.tangle import untangled
 from graphguard.engine.term import Atom, Value
@@ -164,19 +166,17 @@ class _Prover:
         ]
         return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + presumed
 
-    def output_of_ranks(self, path: str) -> Held | None:
+    def output_of_ranks(self, path: str) -> Held:
         values: list[tuple[tuple[int, ...], Described | None]] = []
         for stream, environment in self.found.streams:
             tensor = stream.graphs[0].outputs.get(path)
             values.append((tuple(stream.ranks), None if tensor is None else environment[tensor]))
-        return held(self.mesh, {}, values)
+        return held(self.mesh, values) or held_in_a_row(values)
 
     def _relate(self, path: str, whole: Described) -> Relation | Finding:
         if all(graph.outputs.get(path) is None for graph in self.joint.graphs):
             return Finding("missing-output", f"no rank returns {path}")
         output = self.output_of_ranks(path)
-        if output is None:
-            return Finding("unexplained-output", f"the ranks that return {path} do not form a grid of the mesh")
         if isinstance(whole, Unknown):
             return self._stopped(path, whole)
         if output.unknown is not None:
@@ -244,6 +244,9 @@ class _Prover:
                 if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
                     return self._scaled_copies(path)
                 return relation_of(path, placements, output, self._type(path))
+        arrangement = arranged(self.relator, whole, output)
+        if arrangement is not None:
+            return arranged_relation(path, arrangement)
         return self._located("unexplained-output", path, self._difference(path, whole, output))
 
     def _scaled_copies(self, path: str) -> Finding:
@@ -272,7 +275,19 @@ class _Prover:
         factor = self.relator.factor(whole, output)
         if factor is not None:
             return f"{path}: {scale_in_words(factor[0], self.mesh)}"
+        wrong = self._of_another_shape(path, whole, output)
+        if wrong is not None:
+            return wrong
         return f"{path}: what the ranks hold is neither the sequential value, nor a tile, nor a summand of it"
+
+    def _of_another_shape(self, path: str, whole: Value, output: Held) -> str | None:
+        """What a rank holds, where its shape alone shows that it is no part of the output."""
+        sizes = [int(size) for size in whole.shape]
+        for part in output.parts:
+            held = [at_lane(size, 0) for size in part.value.shape]
+            if len(held) != len(sizes) or any(mine > size for mine, size in zip(held, sizes, strict=True)):
+                return f"{path}: rank {part.ranks[0]} holds a tensor of shape {held}, which is no part of one of shape {sizes}"
+        return None
 
     def _as_expected(self, path: str, whole: Value, output: Held, expectation: Expectation) -> Relation | Finding:
         if expectation.placements is not None:
@@ -291,7 +306,9 @@ class _Prover:
         other = self._infer(path, whole, output)
         if not isinstance(other, Relation):
             return other
-        message = f"{other.text}, but {expectation.text} is expected"
+        message = f"{other.text.replace('   ', ' ')}, but {expectation.text} is expected"
+        if other.arrangement is not None:
+            return self._located("unexpected-relation", path, message)
         if other.placements is not None and any(p.startswith("Partial") for _, p in other.placements):
             axes = ", ".join(axis for axis, p in other.placements if p.startswith("Partial"))
             message += f": the sum over axis {axes} is missing"

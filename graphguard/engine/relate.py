@@ -6,7 +6,7 @@ Every relation tried is applied to the description of the sequential output and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -47,27 +47,27 @@ class Held:
     unknown: Unknown | None = None
 
 
-def held(
-    mesh: Mesh, values: Mapping[int, tuple[Described, int]], streams: Sequence[tuple[tuple[int, ...], Described | None]]
-) -> Held | None:
+def held(mesh: Mesh, streams: Sequence[tuple[tuple[int, ...], Described | None]]) -> Held | None:
     """The ranks' output, if the ranks that return it form a grid."""
-    ranks = sorted(rank for members, value in streams if value is not None for rank in members)
-    grid = _sub_grid(mesh, ranks)
-    if grid is None:
-        return None
+    ranks = _returning(streams)
+    grid = mesh.sub_grid(ranks)
+    return None if grid is None else _held(grid, ranks, streams)
+
+
+def held_in_a_row(streams: Sequence[tuple[tuple[int, ...], Described | None]]) -> Held:
+    """The output of ranks that form no grid: no axis of the mesh can be named for them."""
+    ranks = _returning(streams)
+    return _held(Mesh.of({"rank": len(ranks)}), ranks, streams)
+
+
+def _returning(streams: Sequence[tuple[tuple[int, ...], Described | None]]) -> list[int]:
+    return sorted(rank for members, value in streams if value is not None for rank in members)
+
+
+def _held(grid: Mesh, ranks: Sequence[int], streams: Sequence[tuple[tuple[int, ...], Described | None]]) -> Held:
     unknown = next((value for _, value in streams if isinstance(value, Unknown)), None)
     parts = [Part(members, value) for members, value in streams if isinstance(value, Value)]
     return Held(grid, tuple(ranks), parts, unknown)
-
-
-def _sub_grid(mesh: Mesh, ranks: Sequence[int]) -> Mesh | None:
-    """The mesh that some of the ranks form: for each axis, some of its positions."""
-    if len(ranks) == mesh.size:
-        return mesh
-    coordinates = [mesh.coordinate(rank) for rank in ranks]
-    positions = {name: sorted({c[name] for c in coordinates}) for name in mesh.names}
-    sizes = {name: len(places) for name, places in positions.items()}
-    return Mesh.of(sizes) if np.prod(list(sizes.values())) == len(ranks) else None
 
 
 class Relator:
@@ -172,11 +172,10 @@ class Relator:
         copies = tuple("Replicate" if p.startswith("Partial(") else p for p in placements)
         try:
             value = self.together(output)
-            for axis, placement in enumerate(placements):
-                if placement == "Partial(sum)":
-                    groups = self.groups(output.mesh, axis)
-                    if same(taken(self.table, value, self._first(groups)), value):
-                        return True
+            for axis in [axis for axis, placement in enumerate(placements) if placement == "Partial(sum)"]:
+                groups = self.groups(output.mesh, axis)
+                if same(taken(self.table, value, self._first(groups)), value):
+                    return True
             wanted = self.expected(whole, output, copies, Part(output.order, value))
             return same(_without_scale(wanted), _without_scale(value))
         except Undescribed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphguard.arrangement import Arrangement
 from graphguard.engine.proof import Relation
 from graphguard.engine.relate import Held, Placements
 from graphguard.ir import SHORT_DTYPES
@@ -15,6 +16,11 @@ def relation_of(path: str, placements: Placements, output: Held, tensor: tuple[s
     if any(p.startswith("Partial") for p in placements):
         note = f"{path} is a sum over ranks, as it is where a reduction is missing; state outputs= to make that a fault"
     return Relation(path, f"{path} = {_expression(path, named, output)}", named, _type(named, output, tensor), note)
+
+
+def arranged_relation(path: str, arrangement: Arrangement) -> Relation:
+    note = f"{path} is made of tiles that no placement says: state outputs= to make that a fault"
+    return Relation(path, f"{path} = {arrangement.rebuilt(path)}", note=note, arrangement=arrangement)
 
 
 def _expression(path: str, named: tuple[tuple[str, str], ...], output: Held) -> str:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -131,6 +132,26 @@ def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str) -> tupl
         held = Held(grid.mesh, grid.ranks, [])
         return Clean(relation_of(path, placements, held, (dtype, shape)).text, placements), shares
     return None, shares
+
+
+def reshaped(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
+    """The placements that hold once each rank's tensor has the shape of its tile."""
+    for placements in itertools.islice(grid.candidates(samples[0].reference.whole.shape), _MOST_CANDIDATES):
+        if any(placement.startswith("Partial(") for placement in placements):
+            break
+        if all(fits_once_reshaped(grid, placements, sample) for sample in samples):
+            return Clean(f"{path} is held as {', '.join(placements)}, reshaped")
+    return None
+
+
+def fits_once_reshaped(grid: Grid, placements: Placements, sample: Sample) -> bool:
+    for lane, tensor in enumerate(sample.tensors):
+        spans = grid.spans(sample.reference.whole.shape, placements, lane)
+        sizes = [high - low for low, high in spans]
+        part = sample.reference.at(partial(cut, spans=spans))
+        if tensor.numel() != math.prod(sizes) or not part.fits(tensor.reshape(sizes)):
+            return False
+    return True
 
 
 # ---------------------------------------------------------------------- tiles anywhere

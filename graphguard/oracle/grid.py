@@ -68,9 +68,8 @@ class Grid:
 
 def grid_of(mesh: Mesh, ranks: Sequence[int]) -> Grid | None:
     """The grid that some ranks of a mesh form, if they do."""
-    coordinates = [mesh.coordinate(rank) for rank in ranks]
-    sizes = {name: len({c[name] for c in coordinates}) for name in mesh.names}
-    return Grid(Mesh.of(sizes), tuple(sorted(ranks))) if math.prod(sizes.values()) == len(ranks) else None
+    grid = mesh.sub_grid(ranks)
+    return None if grid is None else Grid(grid, tuple(sorted(ranks)))
 
 
 def cut(tensor: torch.Tensor, spans: Spans) -> torch.Tensor:

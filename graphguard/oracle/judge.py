@@ -46,6 +46,7 @@ class Judgement:
     contradicted: outputs whose proved relation the numbers do not show.
     skipped: why nothing was executed. left_out: why only a part was.
     hints: what may have been meant by outputs that differ.
+    orders: by output that differs, who holds which slices, where all are there in another order.
     """
 
     different: bool = False
@@ -59,6 +60,7 @@ class Judgement:
     contradicted: tuple[str, ...] = ()
     left_out: str | None = None
     hints: tuple[str, ...] = ()
+    orders: dict[str, str] = field(default_factory=dict)
 
 
 def judge(
@@ -170,7 +172,7 @@ class _Judging:
             if not output.claimed:
                 undecided[path] = self._undecided(path)
             elif path in self.proved:
-                if output.contradicts(self.proved[path].placements, self.expected.get(path)):
+                if output.contradicts(self.proved[path], self.expected.get(path)):
                     contradicted.append(path)
             else:
                 stated = self.expected.get(path)
@@ -186,6 +188,7 @@ class _Judging:
             undecided=undecided,
             contradicted=tuple(contradicted),
             hints=self._hints(kinds),
+            orders=self._orders(kinds),
         )
 
     def _first_counterexample(self, kinds: Mapping[str, str]) -> Counterexample | None:
@@ -193,6 +196,15 @@ class _Judging:
             return None
         path = self._earliest(kinds)
         return self._counterexample(path, kinds[path])
+
+    def _orders(self, kinds: Mapping[str, str]) -> dict[str, str]:
+        found = {}
+        for path in [path for path, kind in kinds.items() if kind == "unexplained-output"][:_MOST_HINTS]:
+            order = self._output(path).reordered()
+            if order is not None:
+                meant = f'; if that is meant, state it as outputs={{"{path}": fn}}, with fn(full, coord)'
+                found[path] = order + ("" if path in self.expected else meant)
+        return found
 
     def _hints(self, kinds: Mapping[str, str]) -> tuple[str, ...]:
         """Means are what data parallelism has by habit, and are never inferred."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from graphguard.arrangement import Arrangement, Tile
 from graphguard.counterexample import Element, Number
+from graphguard.engine.proof import Relation
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Mesh
-from graphguard.oracle.clean import Clean, Sample, are_shares, holds, placed, scattered, worst
+from graphguard.oracle.clean import Clean, Sample, are_shares, holds, placed, reshaped, scattered, worst
 from graphguard.oracle.grid import Grid, Placements, cut, grid_of
 from graphguard.oracle.reference import Reference
+from graphguard.oracle.reordered import reordered
 from graphguard.oracle.replay import run
 from graphguard.oracle.trial import Trial
 
@@ -52,10 +56,10 @@ class Output:
     # ------------------------------------------------------------------ verdicts
     def free(self) -> Outcome:
         """Any clean relation will do."""
-        grid = self.grid or Grid(Mesh.of({"rank": len(self.ranks)}), self.ranks)
+        grid = self._ranks_as_grid()
         samples = self.samples()
         clean, shares = placed(self.path, grid, samples, self.dtype)
-        clean = clean or scattered(self.path, grid, samples)
+        clean = clean or scattered(self.path, grid, samples) or reshaped(self.path, grid, samples)
         if clean is not None:
             return Outcome(clean=clean)
         return Outcome("scaled-copies" if shares else "unexplained-output")
@@ -77,6 +81,10 @@ class Output:
         free = self.free()
         return Outcome("unexpected-relation" if free.clean else free.kind, free.clean)
 
+    def reordered(self) -> str | None:
+        """Who holds which slices, where all are there in another order."""
+        return reordered(self.path, self.ranks, self.samples())
+
     def averaged_over(self) -> tuple[str, ...]:
         """The axes over which the mean of what the ranks hold is the sequential value; none if there are no such."""
         grid, samples = self.grid, self.samples()
@@ -88,11 +96,13 @@ class Output:
                 return tuple(name for name, each in zip(grid.mesh.names, axes, strict=True) if each)
         return ()
 
-    def contradicts(self, placements: Sequence[tuple[str, str]] | None, expectation: Expectation | None) -> bool:
+    def contradicts(self, proved: Relation, expectation: Expectation | None) -> bool:
         """Whether a proved relation is not what the numbers show. Where inputs are large, overflow is not counted."""
-        if placements is not None and self.grid is not None:
-            names = tuple(placement for _, placement in placements)
-            return any(worst(self.grid, names, sample) > PATIENCE for sample in self.samples())
+        if proved.placements is not None:
+            names = tuple(placement for _, placement in proved.placements)
+            return any(worst(self._ranks_as_grid(), names, sample) > PATIENCE for sample in self.samples())
+        if proved.arrangement is not None:
+            return any(not self._is_arranged(trial, proved.arrangement) for trial in self.trials)
         if expectation is not None and expectation.graphs is not None:
             return any(not self._follows(trial, expectation.graphs, PATIENCE) for trial in self.trials)
         return False
@@ -102,6 +112,17 @@ class Output:
         return tuple(
             p if size > 1 else "Replicate" for p, size in zip(expectation.placements, self.grid.mesh.shape, strict=True)
         )
+
+    def _ranks_as_grid(self) -> Grid:
+        return self.grid or Grid(Mesh.of({"rank": len(self.ranks)}), self.ranks)
+
+    def _is_arranged(self, trial: Trial, arrangement: Arrangement) -> bool:
+        for rank, tensor in trial.values(self.path).items():
+            tile = arrangement.tiles[rank]
+            local = trial.references[self.path].at(partial(_cutout, tile=tile))
+            if tuple(tensor.shape) != tile.shape or bool((local.excess(tensor) > PATIENCE).any()):
+                return False
+        return True
 
     def _follows(self, trial: Trial, graphs: Sequence[Graph | None], patience: float = 1.0) -> bool:
         for rank, tensor in trial.values(self.path).items():
@@ -130,11 +151,11 @@ class Output:
         for trial, difference in zip(self.trials, found, strict=True):
             if difference is not None:
                 return trial, *difference
-        return self.trials[0], *self._left_out(self.trials[0])
+        return self.trials[0], *self._misshapen(self.trials[0], expectation)
 
     def _nearest(self, trial: Trial) -> tuple[Element, float] | None:
         """Against the placements without sums that fit best; None if one of them holds in this trial."""
-        grid = self.grid or Grid(Mesh.of({"rank": len(self.ranks)}), self.ranks)
+        grid = self._ranks_as_grid()
         sample = self.sample(trial)
         best: tuple[int, Placements] | None = None
         for placements in itertools.islice(grid.candidates(sample.reference.whole.shape), _MOST_CANDIDATES):
@@ -173,20 +194,51 @@ class Output:
                 return Element(self.path, rank, index, _number(local.whole[index]), _number(tensor[index])), allowed
         return None
 
-    def _left_out(self, trial: Trial) -> tuple[Element, float]:
-        """Where no placement fits the shapes: a place of the output that a rank's tensor has not, or has another number at."""
-        reference = trial.references[self.path]
-        whole = reference.whole
-        for rank, tensor in trial.values(self.path).items():
-            for flat in range(whole.numel()):
-                index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), whole.shape))
-                held = _at(tensor, index)
-                allowed = float(reference.tolerance[index])
-                expected = _number(whole[index])
-                if bool(reference.claimed[index]) and not abs(held - expected) <= allowed:
-                    shape = None if _is_inside(tensor, index) else tuple(tensor.shape)
-                    return Element(self.path, rank, index, expected, held, index, shape=shape), allowed
-        raise AssertionError(f"{self.path} differs, but no element of it does")
+    def _misshapen(self, trial: Trial, expectation: Expectation | None) -> tuple[Element, float]:
+        """Where the shapes do not fit: a number that is another one, else one that a rank should have or should not."""
+        others = []
+        for lane, (rank, tensor) in enumerate(trial.values(self.path).items()):
+            part, corner = self._wanted(trial, expectation, lane, rank)
+            for index in _places(part.whole.shape, tensor.shape):
+                wanted, held = _at(part.whole, index), _at(tensor, index)
+                allowed = float(part.tolerance[index]) if _is_inside(part.whole, index) else 0.0
+                if abs(wanted - held) <= allowed or (_is_inside(part.claimed, index) and not bool(part.claimed[index])):
+                    continue
+                apart = corner is None or len(corner) != len(index)
+                within = None if apart else tuple(a + b for a, b in zip(index, corner or (), strict=True))
+                both = _is_inside(part.whole, index) and _is_inside(tensor, index)
+                found = Element(self.path, rank, index, wanted, held, within, shape=None if both else tuple(tensor.shape))
+                if both:
+                    return found, allowed
+                others.append((found, allowed))
+                break
+        assert others, f"{self.path} differs, but no element of it does"
+        return others[0]
+
+    def _wanted(
+        self, trial: Trial, expectation: Expectation | None, lane: int, rank: int
+    ) -> tuple[Reference, tuple[int, ...] | None]:
+        """What a rank should hold, the whole if nothing is stated, and where in the output that begins."""
+        whole = trial.references[self.path]
+        if expectation is not None and expectation.graphs is not None:
+            return _local(whole, expectation.graphs[rank]), None
+        if expectation is None or self.grid is None:
+            return whole, (0,) * whole.whole.dim()
+        spans = self.grid.spans(whole.whole.shape, self.on_grid(expectation), lane)
+        return whole.at(partial(cut, spans=spans)), tuple(low for low, _ in spans)
+
+
+def _places(wanted: Sequence[int], held: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All that one of two tensors has; of another number of dims, those of the wanted one, unless it has none."""
+    if len(wanted) == len(held):
+        sizes = [max(a, b) for a, b in zip(wanted, held, strict=True)]
+    else:
+        sizes = list(wanted if math.prod(wanted) else held)
+    return itertools.product(*map(range, sizes))
+
+
+def _cutout(whole: torch.Tensor, tile: Tile) -> torch.Tensor:
+    return cut(whole.reshape(-1) if tile.flat else whole, tile.spans).permute(tile.order).reshape(tile.shape)
 
 
 def _claims(reference: Reference) -> bool:

@@ -1,0 +1,108 @@
+"""Clean relations that are no placements: each rank holds a tile of the output at some place, transposed or reshaped.
+
+Sound because every tile is cut out of the description of the sequential output and compared with what the rank holds, and the
+tiles together must cover the output.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from graphguard.arrangement import Arrangement, Tile
+from graphguard.engine.lane import Lane, at_lane, collapse, everywhere
+from graphguard.engine.relate import Held, Part, Relator, tile_of
+from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.value import same
+
+_MOST_DIMS = 4  # whose orders are tried
+
+
+def arranged(relator: Relator, whole: Value, output: Held) -> Arrangement | None:
+    """Which tile of the output each rank holds, if each holds one and nothing is left out."""
+    sizes = tuple(int(size) for size in whole.shape)
+    tiles: dict[int, Tile] = {}
+    for part in output.parts:
+        found = _tiles(relator, whole, output, part)
+        if found is None:
+            return None
+        tiles.update(zip(part.ranks, found, strict=True))
+    found_all = Arrangement(sizes, tiles)
+    return found_all if found_all.rebuilt("") is not None else None
+
+
+def _tiles(relator: Relator, whole: Value, output: Held, part: Part) -> list[Tile] | None:
+    for order in _orders(whole, part.value):
+        try:
+            turned = relator.ops.permute(whole, order)
+            starts = tile_of(relator.table, turned, part.value)
+        except Undescribed:
+            continue
+        if starts is not None:
+            back = sorted(range(len(order)), key=order.__getitem__)
+            spans = [(starts[dim], collapse(starts[dim] + part.value.shape[dim])) for dim in back]
+            return _by_lane(part, spans, order)
+    try:
+        return _as_reshaped(relator, whole, output, part) or _as_flat(relator, whole, part)
+    except Undescribed:
+        return None
+
+
+def _orders(whole: Value, value: Value) -> Iterator[tuple[int, ...]]:
+    """Orders of the output's dims in which a rank's tensor may be a part of it; as it is first."""
+    if len(whole.shape) != len(value.shape):
+        return
+    straight = tuple(range(len(whole.shape)))
+    for order in itertools.permutations(straight) if len(straight) <= _MOST_DIMS else (straight,):
+        if all(everywhere(size <= whole.shape[dim]) for size, dim in zip(value.shape, order, strict=True)):
+            yield order
+
+
+def _as_flat(relator: Relator, whole: Value, part: Part) -> list[Tile] | None:
+    """A run of the output's elements in memory order."""
+    count, own = _count(whole.shape), _count(part.value.shape)
+    if count is None or own is None:
+        return None
+    flat, mine = relator.ops.reshape(whole, [count]), relator.ops.reshape(part.value, [own])
+    starts = tile_of(relator.table, flat, mine)
+    return None if starts is None else _by_lane(part, [(starts[0], collapse(starts[0] + mine.shape[0]))], (0,), flat=True)
+
+
+def _as_reshaped(relator: Relator, whole: Value, output: Held, part: Part) -> list[Tile] | None:
+    """What placements would give the ranks, in another shape."""
+    sizes, count = [int(size) for size in whole.shape], _count(part.value.shape)
+    lane_of = {rank: lane for lane, rank in enumerate(output.order)}
+    choices = ["Replicate", *(f"Shard({dim})" for dim in range(len(sizes)))]
+    for placements in itertools.product(*(choices if size > 1 else ["Replicate"] for size in output.mesh.shape)):
+        tiles = relator.tiles(sizes, output, placements)[[lane_of[rank] for rank in part.ranks]]
+        shapes = tiles[:, :, 1] - tiles[:, :, 0]
+        if count is None or (shapes != shapes[0]).any() or int(np.prod(shapes[0])) != count:
+            continue
+        mine = relator.ops.reshape(part.value, [int(size) for size in shapes[0]])
+        if same(relator.expected(whole, output, placements, part), mine):
+            spans = [(collapse(tiles[:, dim, 0]), collapse(tiles[:, dim, 1])) for dim in range(len(sizes))]
+            return _by_lane(part, spans, tuple(range(len(sizes))))
+    return None
+
+
+def _count(shape: Sequence[Lane]) -> int | None:
+    count = 1
+    for size in shape:
+        if not isinstance(size, int):
+            return None
+        count *= size
+    return count
+
+
+def _by_lane(part: Part, spans: Sequence[tuple[Lane, Lane]], order: tuple[int, ...], flat: bool = False) -> list[Tile]:
+    return [
+        Tile(
+            tuple((at_lane(low, lane), at_lane(high, lane)) for low, high in spans),
+            order,
+            tuple(at_lane(size, lane) for size in part.value.shape),
+            flat,
+        )
+        for lane in range(len(part.ranks))
+    ]
