@@ -6,8 +6,8 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -73,7 +73,8 @@ def capture(
     world = job.subject.mesh.size
     if rank is not None and not 0 <= rank < world:
         raise UsageError(f"there is no rank {rank}: the mesh {job.subject.mesh} has ranks 0 to {world - 1}")
-    captured = capture_subject(job.subject, progress=_progress if sys.stderr.isatty() else None)
+    with _stopping():
+        captured = capture_subject(job.subject, progress=_progress if sys.stderr.isatty() else None)
     _clear_progress()
     graphs = [captured.sequential, *captured.ranks]
     if sequential:
@@ -190,6 +191,17 @@ class _Verification:
             print(_summary(self.outcomes))
 
 
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Ctrl-C ends a command at once, and with a code of its own: 1 would say that something is wrong."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _clear_progress()
+        print("interrupted", file=sys.stderr)
+        _leave_at_once(_INTERRUPTED)
+
+
 def _leave_at_once(code: int) -> NoReturn:
     """Without unloading torch and all that was imported, which takes seconds."""
     sys.stdout.flush()
@@ -259,7 +271,8 @@ def audit_lemmas(
     """Compare lemmas with torch's own execution, on whole tensors and on random shards. Exits with 1 if one is wrong."""
     from graphguard.render.audit import audited, lines_of
 
-    found = audited(names or [], examples, seed, _audit_progress if sys.stderr.isatty() else None)
+    with _stopping():
+        found = audited(names or [], examples, seed, _audit_progress if sys.stderr.isatty() else None)
     _clear_progress()
     for line in lines_of(found):
         print(line)
@@ -280,7 +293,8 @@ def mutate(
     computes something else is verified."""
     from graphguard.mutate.command import mutate as run_mutants
 
-    raise typer.Exit(run_mutants(target, _job(target), count, seed))
+    with _stopping():
+        raise typer.Exit(run_mutants(target, _job(target), count, seed))
 
 
 @app.command()
@@ -294,7 +308,8 @@ def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture or 
         from graphguard.bench.engine import main as run_benchmark
     else:
         raise UsageError(f"there is no benchmark {what!r}; there are: capture, engine")
-    run_benchmark()
+    with _stopping():
+        run_benchmark()
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 import time
 import traceback
@@ -113,7 +114,7 @@ def _capture_all(
     answers: dict[int, _Answer] = {}
     pending = list(range(len(whats)))
     while pending:
-        tasks = [_task(subject, whats[index], holders, known, use_cache, whats.count(whats[index]) > 1) for index in pending]
+        tasks = [_task(subject, whats, index, holders, known, use_cache) for index in pending]
         failures: dict[int, GraphGuardError] = {}
         for position, result in run_isolated(tasks, workers):
             index = pending[position]
@@ -153,9 +154,14 @@ def _title(rank: int | None) -> str:
 
 
 def _task(
-    subject: Subject, rank: int | None, holders: adapters.Holders, known: Sent, use_cache: bool, twice: bool
+    subject: Subject, whats: list[int | None], index: int, holders: adapters.Holders, known: Sent, use_cache: bool
 ) -> Callable[[], bytes]:
+    rank, twice = whats[index], whats.count(whats[index]) > 1
+
     def task() -> bytes:
+        if whats.index(rank) < index:  # what a program prints is shown once
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         objects = ObjectExchange(known)
         try:
             if rank is None:
