@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from graphguard.api import capture_function, capture_model, train_step, verify, verify_model
     from graphguard.checks import check
-    from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError
+    from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError
     from graphguard.lemmas.user import lemma
     from graphguard.relation import Input
+    from graphguard.report import NotVerifiedError, Report
 
 _HOMES = {
     "Input": "graphguard.relation",
@@ -34,6 +35,9 @@ _HOMES = {
     "verify_model": "graphguard.api",
     "lemma": "graphguard.lemmas.user",
     "check": "graphguard.checks",
+    "Report": "graphguard.report",
+    "NotVerifiedError": "graphguard.report",
+    "InternalError": "graphguard.errors",
     "GraphGuardError": "graphguard.errors",
     "UsageError": "graphguard.errors",
     "CaptureError": "graphguard.errors",
@@ -43,7 +47,8 @@ _HOMES = {
 _NEED_TORCH = {"Input", "capture_function", "capture_model", "lemma", "train_step", "verify", "verify_model"}
 
 __all__ = [
-    "CaptureError", "GraphGuardError", "Input", "Partial", "ProgramError", "Replicate", "Shard", "UsageError",
+    "CaptureError", "GraphGuardError", "Input", "InternalError", "NotVerifiedError", "Partial", "ProgramError", "Replicate",
+    "Report", "Shard", "UsageError",
     "capture_function", "capture_model", "check", "lemma", "train_step", "verify", "verify_model",
 ]  # fmt: skip
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +17,7 @@ from graphguard.ir import Mesh
 
 Coordinate = dict[str, int]
 MOST_RANKS = 1 << 16
+MOST_ELEMENTS = 1 << 60
 Placements: TypeAlias = Placement | Mapping[str, Placement] | Sequence[Placement]
 Local = Callable[[torch.Tensor, Coordinate], torch.Tensor]
 
@@ -45,9 +49,7 @@ class Input:
         high: float | None = None,
         local: Local | None = None,
     ):
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else (None,)
-        if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
-            raise UsageError(f"gg.Input: the shape {shape!r} is not a tuple of sizes")
+        sizes = _sizes(shape)
         if isinstance(placement, torch.dtype):
             raise UsageError(f"gg.Input: {placement} is given as the placement; write dtype={placement}")
         if not isinstance(dtype, torch.dtype):
@@ -56,11 +58,39 @@ class Input:
             raise UsageError(f"gg.Input: local= is {type(local).__name__}, not a function of (full, coord)")
         if local is not None and not isinstance(placement, Replicate):
             raise UsageError("gg.Input: give a placement or local=, not both")
-        if low is not None and high is not None and low >= high:
-            raise UsageError(f"gg.Input: no value v has {low} <= v < {high}")
+        low, high = _bound("low", low), _bound("high", high)
+        whole = not (dtype.is_floating_point or dtype.is_complex)
+        if low is not None and high is not None and (low >= high or (whole and math.ceil(low) >= high)):
+            raise UsageError(f"gg.Input: no {'whole number' if whole else 'value'} v has {low} <= v < {high}")
         fields = {"shape": sizes, "placement": placement, "dtype": dtype, "low": low, "high": high, "local": local}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    try:
+        sizes = tuple(operator.index(size) for size in given)
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes) or any(isinstance(size, bool) for size in given):
+        raise UsageError(f"gg.Input: the shape {shape!r} is not a tuple of sizes")
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise UsageError(f"gg.Input: a tensor of shape {sizes} has more elements than torch can count")
+    return sizes
+
+
+def _bound(name: str, bound: Any) -> Any:
+    """A bound that some number has, as it was given; an infinite one is none."""
+    if bound is None:
+        return None
+    if isinstance(bound, bool) or not isinstance(bound, Real) or bound != bound:
+        raise UsageError(f"gg.Input: {name}= is {bound!r}; write a number")
+    if abs(bound) == math.inf:
+        return None
+    if abs(bound) >= MOST_ELEMENTS:
+        raise UsageError(f"gg.Input: {name}={bound} is beyond what 64 bits hold")
+    return bound
 
 
 def mesh_of(mesh: Mapping[str, int] | int) -> Mesh:

@@ -11,6 +11,7 @@ from graphguard.ir import Graph, Node
 MOST_BYTES = 2 << 30
 MOST_SECONDS = 20.0
 _PER_NODE, _PER_ELEMENT, _PER_PRODUCT = 40e-6, 2e-9, 0.4e-9  # seconds, in float64, on one slow core
+_PER_TRIAL = 5e-3  # whatever it executes
 _MULTIPLIES = ("mm", "matmul", "linear", "attention", "convolution", "einsum")
 
 
@@ -46,4 +47,4 @@ def affordable(graphs: Sequence[Graph], trials: int) -> tuple[int, str | None]:
         return 0, f"its tensors would need {needed.bytes / 2**30:.1f} GB, more than {MOST_BYTES / 2**30:.0f} GB"
     if needed.seconds > MOST_SECONDS:
         return 0, f"a trial would take about {needed.seconds:.0f} s, more than {MOST_SECONDS:.0f} s"
-    return max(1, min(trials, int(MOST_SECONDS / max(needed.seconds, 1e-9)))), None
+    return max(1, min(trials, int(MOST_SECONDS / (needed.seconds + _PER_TRIAL)))), None
