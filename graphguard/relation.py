@@ -86,9 +86,9 @@ def _bound(name: str, bound: Any) -> Any:
         return None
     if isinstance(bound, bool) or not isinstance(bound, Real) or bound != bound:
         raise UsageError(f"gg.Input: {name}= is {bound!r}; write a number")
-    if abs(bound) == math.inf:
+    if math.isinf(bound):
         return None
-    if abs(bound) >= MOST_ELEMENTS:
+    if abs(float(bound)) >= MOST_ELEMENTS:
         raise UsageError(f"gg.Input: {name}={bound} is beyond what 64 bits hold")
     return bound
 
