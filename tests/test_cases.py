@@ -45,6 +45,7 @@ MODULES = (
     "decoders",
     "forms",
     "flat",
+    "formulas",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]

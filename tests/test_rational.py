@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphguard.engine.rational import LARGEST_PRODUCT, prime_powers, rational, root
+from graphguard.engine.rational import LARGEST_PRODUCT, Irrational, irrational, prime_powers, rational
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,31 @@ def test_infinities_and_nan_are_no_rationals(number):
         (0.1 + 0.2, None),
         (1 / 3, None),
         (1.4142, None),
-        (math.pi, None),
-        (math.sqrt(2 / math.pi), None),
         (-math.sqrt(2), None),
+        ((1 - 0.999**2) ** 0.5, (Fraction("0.001999"), 2)),
+        (math.sqrt(1 - 0.999**3), (Fraction("0.002997001"), 2)),
+        (0.0447101778, None),
     ],
 )
 def test_a_float_within_an_ulp_of_a_root_stands_for_the_root(number, meaning):
-    assert root(number) == meaning
+    assert irrational(number) == (meaning and Irrational(*meaning))
+
+
+@pytest.mark.parametrize(
+    ("number", "meaning"),
+    [
+        (math.pi, (1, 1, 1)),
+        (math.pi / 180, (Fraction(1, 180), 1, 1)),
+        (math.sqrt(2 / math.pi), (2, 2, -1)),
+        (1 / math.sqrt(2 * math.pi), (Fraction(1, 2), 2, -1)),
+        (2 / math.sqrt(math.pi), (4, 2, -1)),
+        (3.14159, None),
+        (0.79788456, None),
+        (math.e, None),
+    ],
+)
+def test_a_float_near_a_simple_multiple_of_pi_or_its_root_stands_for_that(number, meaning):
+    assert irrational(number) == (meaning and Irrational(*meaning))
 
 
 @given(st.fractions(min_value=Fraction(1, 4000), max_value=4000, max_denominator=4000))

@@ -23,9 +23,9 @@ from graphguard.engine.value import add, masked
 from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_vanish
 
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
-POSITIVE = {"sigmoid", "softplus", "cosh"}
+POSITIVE = {"sigmoid", "softplus", "cosh", "normal_share"}
 NONNEGATIVE = {"relu", "abs"}
-ODD = {"sin", "tan", "tanh", "erf", "sinh", "asinh", "atan", "asin", "atanh", "sign", "trunc"}
+ODD = {"sin", "tan", "tanh", "sinh", "asinh", "atan", "asin", "atanh", "sign", "trunc"}
 EVEN = {"cos", "cosh", "abs"}
 MOST_COPIES = 4  # of a root
 MOST_BITS_OF_A_POWER = 1000  # a float holds no more
@@ -34,13 +34,11 @@ ZERO_AT_ZERO = {
     "relu",
     "positive",
     "abs",
-    "gelu",
     "tanh",
     "sin",
     "sinh",
     "asinh",
     "atan",
-    "erf",
     "sign",
     "floor",
     "ceil",
@@ -157,6 +155,14 @@ def is_constant(value: Value) -> Fraction | None:
     return term.coefficient if whole and not term.factors and not term.summed and not varies(term.weight) else None
 
 
+def is_positive(value: Value) -> bool:
+    """Whether every element is known to be above 0."""
+    if len(value.terms) != 1 or not covers(value.terms[0].box, value.shape):
+        return False
+    (term,) = value.terms
+    return term.coefficient > 0 and not varies(term.weight) and not term.summed and all(f.atom.positive for f in term.factors)
+
+
 def _equal(a: object, b: object) -> bool:
     return type(a) is int and type(b) is int and a == b
 
@@ -186,13 +192,13 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
             raise Undescribed("a power of what ranks hold in different shares")
         simple = len(term.factors) == 1 and term.factors[0].power == 1
         if not whole and not (simple or all(f.atom.nonnegative for f in term.factors)):
-            return _function(table, "pow", [term], (exponent,), box)
+            return _root_of_product(table, term, exponent, box)
         if table.recording and not whole and simple and term.coefficient > 0:
             table.note_root(term.factors[0].atom)
         scale = _rational_power(term.coefficient, exponent)
         factors = _raised(term.factors, exponent)
         if factors is None:
-            return _function(table, "pow", [term], (exponent,), box)
+            return _root_of_product(table, term, exponent, box)
         table.require_defined(factors)
         if scale is None:
             if term.coefficient < 0:
@@ -204,6 +210,15 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         return _settled(table, _opened(table, raised, own))  # the square of a norm may be part of a larger sum
 
     return by_cell(table, [value], on_cell)
+
+
+def _root_of_product(table: Table, term: Term, exponent: Fraction, box: Box) -> Term:
+    """A root of factors whose signs are not known, as a function; a number above 0 comes out of it."""
+    if term.coefficient <= 0:
+        return _function(table, "pow", [term], (exponent,), box)
+    scale, roots = table.root(term.coefficient, exponent)
+    found = _function(table, "pow", [term.with_(coefficient=ONE)], (exponent,), box)
+    return _settled(table, found.with_(coefficient=scale, factors=(*found.factors, *roots)))
 
 
 def _raised(factors: Sequence[Factor], exponent: Fraction) -> tuple[Factor, ...] | None:

@@ -8,23 +8,8 @@ from typing import Any
 
 import numpy as np
 
-_erf = np.vectorize(math.erf, otypes=[float])
 _erfc = np.vectorize(math.erfc, otypes=[float])
 _lgamma = np.vectorize(math.lgamma, otypes=[float])
-
-
-def _gelu(x: Any, approximate: str) -> Any:
-    if approximate == "tanh":
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
-
-
-def _gelu_slope(x: Any, approximate: str) -> Any:
-    if approximate == "tanh":
-        k = math.sqrt(2 / math.pi)
-        t = np.tanh(k * (x + 0.044715 * x**3))
-        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x**2)
-    return 0.5 * (1 + _erf(x / math.sqrt(2))) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
 def _sigmoid(x: Any) -> Any:
@@ -51,28 +36,6 @@ def _elu_slope(x: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
 
 def _elu_slope_of_result(y: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
     return np.where(y > 0, float(scale), float(input_scale) * (y + float(alpha) * float(scale)))
-
-
-def _smooth_l1(x: Any, width: Any) -> Any:
-    beta = float(width)
-    size = np.abs(x)
-    return np.where(size < beta, 0.5 * x * x / beta if beta else size, size - 0.5 * beta)
-
-
-def _smooth_l1_slope(x: Any, width: Any) -> Any:
-    beta = float(width)
-    return np.where(np.abs(x) < beta, x / beta if beta else x, np.sign(x))
-
-
-def _huber(x: Any, width: Any) -> Any:
-    delta = float(width)
-    size = np.abs(x)
-    return np.where(size <= delta, 0.5 * x * x, delta * (size - 0.5 * delta))
-
-
-def _huber_slope(x: Any, width: Any) -> Any:
-    delta = float(width)
-    return np.where(np.abs(x) <= delta, x, delta * np.sign(x))
 
 
 def _clamp(x: Any, low: Any, high: Any) -> Any:
@@ -104,12 +67,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log2": np.log2,
     "log10": np.log10,
     "lgamma": _lgamma,
-    "erf": _erf,
-    "erfc": _erfc,
     "inverse_or_zero": lambda x: np.where(x == 0, 0.0, 1 / np.where(x == 0, 1.0, x)),
     "abs": np.abs,
     "sign": np.sign,
-    "sgn": np.sign,
     "floor": np.floor,
     "ceil": np.ceil,
     "round": np.round,
@@ -151,8 +111,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     # activations
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": _sigmoid,
-    "gelu": _gelu,
-    "gelu_slope": _gelu_slope,
+    "normal_share": lambda x: 0.5 * _erfc(-x / math.sqrt(2)),
     "leaky_relu": lambda x, slope: np.where(x > 0, x, x * float(slope)),
     "leaky_relu_slope": lambda x, slope: np.where(x > 0, 1.0, float(slope)),
     "elu": _elu,
@@ -170,9 +129,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "hardshrink": lambda x, width: np.where(np.abs(x) <= float(width), 0.0, x),
     "softshrink": lambda x, width: np.sign(x) * np.maximum(np.abs(x) - float(width), 0),
     "shrink_slope": lambda x, width: _is(np.abs(x) > float(width)),
-    # losses
-    "smooth_l1": _smooth_l1,
-    "smooth_l1_slope": _smooth_l1_slope,
-    "huber": _huber,
-    "huber_slope": _huber_slope,
 }

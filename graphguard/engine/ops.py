@@ -17,7 +17,7 @@ from graphguard.engine.finite import is_nothing, may_be_masked, some_left
 from graphguard.engine.grid import by_cell, covers
 from graphguard.engine.lane import Lane, collapse, equal, varies
 from graphguard.engine.product import Layout, constant, multiply
-from graphguard.engine.rational import rational, root
+from graphguard.engine.rational import Irrational, irrational, rational
 from graphguard.engine.shape import expand, reshape
 from graphguard.engine.sums import folded, named, plain
 from graphguard.engine.table import Table, weighted
@@ -49,9 +49,9 @@ class Ops:
             return self.fn("log", self.zeros(shape))
         if not isinstance(number, (int, float, bool, Fraction)):
             return constant(shape, ONE, self.table, weight=number)
-        found = root(number) if isinstance(number, float) else None
+        found = irrational(abs(number)) if isinstance(number, float) else None
         if found is not None:
-            return self._times_root(constant(shape, ONE, self.table), *found)
+            return self._times(constant(shape, ONE if number > 0 else -ONE, self.table), found)
         return constant(shape, fraction(number), self.table)
 
     def zeros(self, shape: Sequence[Lane]) -> Value:
@@ -83,13 +83,15 @@ class Ops:
     def scale(self, value: Value, number: Number) -> Value:
         if not number:
             self._require_numbers(value)
-        found = root(abs(number)) if isinstance(number, float) else None
+        found = irrational(abs(number)) if isinstance(number, float) else None
         if found is not None:
-            return self._times_root(value if number > 0 else scale(value, -ONE), *found)
+            return self._times(value if number > 0 else scale(value, -ONE), found)
         return integer.normalised(self.table, scale(value, fraction(number)))
 
-    def _times_root(self, value: Value, number: Fraction, degree: int) -> Value:
-        rational, factors = self.table.root(number, Fraction(1, degree))
+    def _times(self, value: Value, number: Irrational) -> Value:
+        rational, factors = self.table.root(number.number, Fraction(1, number.degree))
+        if number.turns:
+            factors = (*factors, Factor(self.table.pi(), (), Fraction(number.turns, number.degree)))
         terms = [term.with_(factors=(*term.factors, *factors)) for term in scale(value, rational).terms]
         return Value(value.shape, tuple(each for each in map(self.table.settle, terms) if each is not None))
 

@@ -19,10 +19,16 @@ For torch itself passes some constants on in single precision: the eps of F.rms_
 and its own rounding to single precision are taken to be the same number.
 
     A float for which none of these finds anything stands for the square root, or else the fourth root, of the simplest
-    fraction of which it is within an ulp, if |p| q is at most 2^16.
+    fraction of which it is within an ulp, if |p| q is at most 2^16; or for the square root of a decimal of at most 9 places
+    below 1, if its square is within 2^-52 of it.
 
 Attention divides scores by `math.sqrt(d)`, multiplies them by `d ** -0.5`, or both operands by `d ** -0.25`: one number in
-three ways. Any two other floats stand for different numbers.
+three ways. Adam divides by the root of `1 - 0.999 ** 2`.
+
+    A float for which none of these finds anything stands for a simple fraction times pi or 1 / pi, or for the root of one, if
+    it is within 3 ulps of it and |p| q is at most 2^10.
+
+For gelu and its slope have `sqrt(2 / pi)` and `1 / sqrt(2 * pi)`. Any two other floats stand for different numbers.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,7 +46,10 @@ LARGEST_NEARBY_PRODUCT = 1 << 20
 LARGEST_ROOT_PRODUCT = 1 << 16
 ULP_OF_ONE = Fraction(1, 1 << 52)
 PLACES = 10**9
+SMALLEST_DECIMAL = Fraction(1, 10**5)
+LARGEST_PI_PRODUCT = 1 << 10
 LARGEST_FACTORED = 1 << 32
+PI = Fraction(31415926535897932384626433832795, 10**31)
 
 
 @lru_cache(maxsize=4096)
@@ -62,20 +72,33 @@ def rational(number: float | int | bool) -> Fraction:
 
 def _nearby(number: float) -> Fraction | None:
     """The number that a program has come close to by a few roundings."""
-    exact, below_one = Fraction(number), 1e-5 <= number < 1
-    window = max(4 * Fraction(math.ulp(number)), ULP_OF_ONE if below_one else Fraction(0))
+    exact = Fraction(number)
+    window = max(4 * Fraction(math.ulp(number)), ULP_OF_ONE if SMALLEST_DECIMAL <= exact < 1 else Fraction(0))
     if window >= exact:
         return None
     simple = _simplest(exact - window, exact + window)
     if simple.numerator * simple.denominator <= LARGEST_NEARBY_PRODUCT:
         return simple
+    return _decimal(exact)
+
+
+def _decimal(exact: Fraction) -> Fraction | None:
+    """A decimal of few places that a number below 1 has come close to."""
     decimal = Fraction(round(exact * PLACES), PLACES)
-    return decimal if below_one and abs(decimal - exact) <= ULP_OF_ONE else None
+    return decimal if SMALLEST_DECIMAL <= exact < 1 and abs(decimal - exact) <= ULP_OF_ONE else None
+
+
+class Irrational(NamedTuple):
+    """The root of a degree of a fraction times a power of pi."""
+
+    number: Fraction
+    degree: int
+    turns: int = 0
 
 
 @lru_cache(maxsize=4096)
-def root(number: float) -> tuple[Fraction, int] | None:
-    """The fraction that a float is a root of, and the degree; None if it stands for a rational."""
+def irrational(number: float) -> Irrational | None:
+    """What a float stands for; None if it is a rational."""
     if isinstance(number, int) or not math.isfinite(number) or number <= 0 or rational(number) != Fraction(number):
         return None
     if Fraction(number).denominator <= LARGEST_ROOT_PRODUCT:
@@ -84,7 +107,19 @@ def root(number: float) -> tuple[Fraction, int] | None:
     for degree in (2, 4):
         simple = _simplest(below**degree, above**degree)
         if simple.numerator * simple.denominator <= LARGEST_ROOT_PRODUCT:
-            return simple, degree
+            return Irrational(simple, degree)
+    decimal = _decimal(Fraction(number) ** 2)
+    return _of_pi(number) if decimal is None else Irrational(decimal, 2)
+
+
+def _of_pi(number: float) -> Irrational | None:
+    window = 3 * Fraction(math.ulp(number))
+    low, high = Fraction(number) - window, Fraction(number) + window
+    for degree in (1, 2):
+        for turns in (1, -1):
+            simple = _simplest(low**degree / PI**turns, high**degree / PI**turns)
+            if simple.numerator * simple.denominator <= LARGEST_PI_PRODUCT:
+                return Irrational(simple, degree, turns)
     return None
 
 

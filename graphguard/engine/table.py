@@ -9,6 +9,7 @@ product is the filed one.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -319,6 +320,9 @@ class Table:
         atom = self.atom("number", number, positive=True)
         atom.number = number
         return atom
+
+    def pi(self) -> Atom:
+        return self.atom("number", repr(math.pi), positive=True)
 
     def declare(self, atom: Atom, low: int, high: int) -> None:
         """Note the range of an integer atom; what is known already stays, narrowed."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
+from fractions import Fraction
 from typing import Any
 
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.arithmetic import clamped
 from graphguard.lemmas.registry import Call, row
+
+HALF = Fraction(1, 2)
+ROOT_OF_TWO = math.sqrt(2)
+GELU_SCALE, GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 @row("aten.sigmoid.default", means="sigmoid(x)")
@@ -53,14 +59,45 @@ def silu(c: Call, x: Value) -> Value:
     return c.mul(x, c.sigmoid(x))
 
 
-@row("aten.gelu.default", means="gelu(x), exact or by tanh")
+@row("aten.erf.default", means="2 Φ(√2 x) - 1, with Φ the share of a normal distribution below x")
+def erf(c: Call, x: Value) -> Value:
+    if x.terms and all(term.coefficient < 0 for term in x.terms):
+        return c.neg(erf(c, c.neg(x)))
+    return c.sub(c.scale(_share_below(c, c.scale(x, ROOT_OF_TWO)), 2), c.ones(x.shape))
+
+
+@row("aten.erfc.default", means="1 - erf(x)")
+def erfc(c: Call, x: Value) -> Value:
+    return c.sub(c.ones(x.shape), erf(c, x))
+
+
+def _share_below(c: Call, x: Value) -> Value:
+    """The share of a normal distribution below x: (1 + erf(x / √2)) / 2."""
+    return c.fn("normal_share", x)
+
+
+def _tanh_of_gelu(c: Call, x: Value) -> Value:
+    return c.fn("tanh", c.scale(c.add(x, c.scale(c.power(x, 3), GELU_CUBE)), GELU_SCALE))
+
+
+@row("aten.gelu.default", means="x Φ(x), or x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2")
 def gelu(c: Call, x: Value, *, approximate: str = "none") -> Value:
-    return c.fn("gelu", x, parameters=(approximate,))
+    x = c.atomic(x)
+    if approximate == "none":
+        return c.mul(x, _share_below(c, x))
+    return c.mul(c.scale(x, HALF), c.add(_tanh_of_gelu(c, x), c.ones(x.shape)))
 
 
 @row("aten.gelu_backward.default", means="g times the slope of gelu at x")
 def gelu_backward(c: Call, g: Value, x: Value, *, approximate: str = "none") -> Value:
-    return c.mul(g, c.fn("gelu_slope", x, parameters=(approximate,)))
+    x = c.atomic(x)
+    if approximate == "none":
+        density = c.scale(c.exp(c.scale(c.power(x, 2), -HALF)), 1 / math.sqrt(2 * math.pi))
+        return c.mul(g, c.add(_share_below(c, x), c.mul(x, density)))
+    tanh = _tanh_of_gelu(c, x)
+    steepness = c.scale(c.add(c.ones(x.shape), c.scale(c.power(x, 2), 3 * fraction(GELU_CUBE))), GELU_SCALE)
+    bend = c.mul(c.mul(x, c.sub(c.ones(x.shape), c.power(tanh, 2))), steepness)
+    return c.mul(g, c.scale(c.add(c.ones(x.shape), tanh, bend), HALF))
 
 
 @row("aten.hardtanh.default", means="x between two numbers")

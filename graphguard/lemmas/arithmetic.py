@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from graphguard.engine.function import is_constant
+from graphguard.engine.function import is_constant, is_positive
 from graphguard.engine.lane import everywhere
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
@@ -168,14 +168,15 @@ def logaddexp(c: Call, a: Value, b: Value) -> Value:
 
 
 _UNARY = (
-    "abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "sign", "sgn",
+    "abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "sign", "sgn",
     "floor", "ceil", "round", "trunc", "frac", "log2", "log10", "exp2", "lgamma", "isnan", "isinf", "sinc",
 )  # fmt: skip
 
 
 @row(*(f"aten.{name}.default" for name in _UNARY), means="a function of each element, of which nothing more is known")
 def unary(c: Call, x: Value) -> Value:
-    return c.fn(c.node.op.split(".")[1].removesuffix("_"), x)
+    name = c.node.op.split(".")[1].removesuffix("_")
+    return c.fn("sign" if name == "sgn" else name, x)
 
 
 _BINARY = {
@@ -194,7 +195,18 @@ def binary(c: Call, a: Any, b: Any) -> Value:
         return right
     if name == "maximum" and c.is_minus_infinity(right):
         return left
-    return c.fn(name, left, right)
+    if name == "xlogy" and is_positive(right):
+        return c.mul(left, c.log(right))
+    return extreme(c, name, left, right) if name in ("maximum", "minimum") else c.fn(name, left, right)
+
+
+def extreme(c: Call, name: str, a: Value, b: Value) -> Value:
+    """The larger or the smaller of two: a clamp, if one of them is a number."""
+    for x, bound in ((a, b), (b, a)):
+        number = is_constant(bound)
+        if number is not None and is_constant(x) is None:
+            return clamped(c, c.broadcast(x, bound)[0], *((number, None) if name == "maximum" else (None, number)))
+    return c.fn(name, a, b)
 
 
 @row("aten.remainder.Scalar", means="what is left of x after whole multiples of a number; x where that is known to be smaller")
@@ -245,18 +257,18 @@ def _bound(number: Any, none: float) -> Fraction | None:
 
 @row("aten.clamp.Tensor", means="x between two tensors")
 def clamp_tensor(c: Call, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
-    x = x if low is None else c.fn("maximum", x, low)
-    return x if high is None else c.fn("minimum", x, high)
+    x = x if low is None else extreme(c, "maximum", x, low)
+    return x if high is None else extreme(c, "minimum", x, high)
 
 
 @row("aten.clamp_min.Tensor", means="the larger of two")
 def clamp_min_tensor(c: Call, x: Value, low: Value) -> Value:
-    return c.fn("maximum", x, low)
+    return extreme(c, "maximum", x, low)
 
 
 @row("aten.clamp_max.Tensor", means="the smaller of two")
 def clamp_max_tensor(c: Call, x: Value, high: Value) -> Value:
-    return c.fn("minimum", x, high)
+    return extreme(c, "minimum", x, high)
 
 
 @row("aten.addcmul.default", means="x + value a b")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from fractions import Fraction
 from typing import Any
 
@@ -43,19 +42,27 @@ def mse_backward(c: Call, g: Value, x: Value, y: Value, reduction: int) -> Value
     return c.scale(c.mul(_arriving(c, g, x, reduction), _distance(c, x, y)), 2)
 
 
-def _curve(c: Call) -> str:
-    return "huber" if "huber" in c.node.op else "smooth_l1"
+def _is_near(c: Call, distance: Value, width: Any) -> Value:
+    """1 where a loss is quadratic."""
+    name = "le" if "huber" in c.node.op else "lt"
+    return c.compare(name, c.fn("abs", distance), c.full((), width), whole=False)
 
 
-@row("aten.smooth_l1_loss.default", "aten.huber_loss.default", means="a curve of x - y, reduced")
+@row("aten.smooth_l1_loss.default", "aten.huber_loss.default",
+     means="d² / 2w where d = x - y is smaller than w, else |d| - w/2; huber is w times that; reduced")  # fmt: skip
 def smooth_l1(c: Call, x: Value, y: Value, reduction: int = MEAN, width: Any = 1) -> Value:
-    return _reduced(c, c.fn(_curve(c), _distance(c, x, y), parameters=(fraction(width),)), reduction)
+    d, w = _distance(c, x, y), fraction(width)
+    far = c.sub(c.fn("abs", d), c.full((), w / 2))
+    each = far if not w else c.choose(_is_near(c, d, w), c.scale(c.power(d, 2), 1 / (2 * w)), far)
+    return _reduced(c, c.scale(each, w) if "huber" in c.node.op else each, reduction)
 
 
-@row("aten.smooth_l1_loss_backward.default", "aten.huber_loss_backward.default", means="g times the slope of a curve of x - y")
+@row("aten.smooth_l1_loss_backward.default", "aten.huber_loss_backward.default", means="g times the slope of the loss")
 def smooth_l1_backward(c: Call, g: Value, x: Value, y: Value, reduction: int, width: Any) -> Value:
-    parameters: tuple[Hashable, ...] = (fraction(width),)
-    return c.mul(_arriving(c, g, x, reduction), c.fn(f"{_curve(c)}_slope", _distance(c, x, y), parameters=parameters))
+    d, w = _distance(c, x, y), fraction(width)
+    far = c.fn("sign", d)
+    slope = far if not w else c.choose(_is_near(c, d, w), c.scale(d, 1 / w), far)
+    return c.mul(_arriving(c, g, x, reduction), c.scale(slope, w) if "huber" in c.node.op else slope)
 
 
 @row("aten.binary_cross_entropy.default", means="-w (y max(log x, -100) + (1 - y) max(log(1 - x), -100)), reduced")

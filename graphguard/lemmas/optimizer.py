@@ -8,6 +8,7 @@ from typing import Any
 
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
+from graphguard.lemmas.arithmetic import pow_tensor
 from graphguard.lemmas.registry import Call, row
 
 HALF = Fraction(1, 2)
@@ -45,7 +46,7 @@ def adam(
     first, second, rate, decay = (fraction(number) for number in (beta1, beta2, lr, weight_decay))
 
     def corrected(beta: Fraction, step: Value) -> Value:
-        return c.sub(c.ones(()), c.fn("power", c.full((), beta), step))
+        return c.sub(c.ones(()), pow_tensor(c, beta, step))
 
     def update(x: Value, grad: Value, mean: Value, square: Value, step: Value, *rest: Value) -> tuple[Value, ...]:
         g = c.neg(grad) if maximize else grad

@@ -38,6 +38,7 @@ NOT_LOCATED = frozenset({
     "expert-fault-slots",
     "flat-fault-own",
     "flat-fault-summed",
+    "formulas-fault-smooth",
     "heads-fault-copied-twice",
     "heads-fault-part-summed",
     "heads-fault-rotary-key",

@@ -49,7 +49,7 @@ class Momentum:
 
 
 class Adam:
-    decay, decoupled = 0.0, False
+    decay, decoupled, keep = 0.0, False, 0.99
 
     def __init__(self):
         self.state = {}
@@ -60,9 +60,9 @@ class Adam:
             weight = weight * (1 - RATE * self.decay)
         elif self.decay:
             grad = grad + self.decay * weight
-        step, mean, square = step + 1, 0.9 * mean + 0.1 * grad, 0.99 * square + 0.01 * grad * grad
+        step, mean, square = step + 1, 0.9 * mean + 0.1 * grad, self.keep * square + (1 - self.keep) * grad * grad
         self.state[name] = step, mean, square
-        mean, square = mean / (1 - 0.9**step), square / (1 - 0.99**step)
+        mean, square = mean / (1 - 0.9**step), square / (1 - self.keep**step)
         return weight - RATE * mean / (square.sqrt() + 1e-8)
 
 
@@ -72,6 +72,30 @@ class AdamWithDecay(Adam):
 
 class AdamW(Adam):
     decay, decoupled = 0.1, True
+
+
+class AdamAsTorch(Adam):
+    keep = 0.999
+
+
+class AdamWAsTorch(AdamW):
+    keep = 0.999
+
+
+class RmsProp:
+    def __init__(self):
+        self.squares = {}
+
+    def update(self, name, weight, grad):
+        self.squares[name] = 0.99 * self.squares.get(name, 0) + 0.01 * grad * grad
+        return weight - RATE * grad / (self.squares[name].sqrt() + 1e-8)
+
+
+class AdamUncorrected(AdamAsTorch):
+    def update(self, name, weight, grad):
+        mean, square = self.state.get(name, (0, 0))
+        mean, square = self.state[name] = 0.9 * mean + 0.1 * grad, 0.999 * square + 0.001 * grad * grad
+        return weight - RATE * mean / (square.sqrt() + 1e-8)  # fault: means that begin at zero are not corrected
 
 
 BY_HAND = {"sgd": Sgd, "momentum": Momentum, "adam": Adam, "adam-decay": AdamWithDecay, "adamw": AdamW}
@@ -184,6 +208,15 @@ OF_TORCH = {
     "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=RATE),
     "rmsprop": lambda weights: torch.optim.RMSprop(weights, lr=RATE),
 }
+
+
+AS_TORCH = {
+    "sgd": Sgd,
+    "adam": AdamAsTorch,
+    "adamw": AdamWAsTorch,
+    "fused-adamw": AdamWAsTorch,
+    "rmsprop": RmsProp,
+}  # by hand what torch does
 
 
 def finished(weights):
@@ -365,6 +398,8 @@ def correct(size, steps):
         cases.append(case(f"2-{name}", trained(BY_HAND[name]), zero2(BY_HAND[name])))
     for name, make in OF_TORCH.items():
         cases.append(case(f"torch-replicated-{name}", trained_by(make), replicated_by(make)))
+    for name, make in AS_TORCH.items():
+        cases.append(case(f"torch-by-hand-{name}", trained_by(OF_TORCH[name]), zero2(make)))
     for name in ("momentum", "adamw", "fused-adamw"):
         cases.append(case(f"torch-2-{name}", trained_by(OF_TORCH[name]), zero2_by(OF_TORCH[name])))
     return cases
@@ -393,6 +428,9 @@ def faults():
         ),
         faulty(uneven, "zero-fault-packed", flat_zero2_misaligned, "weights and gradients are packed in another order"),
         faulty(square, "zero-fault-shared-state", zero1_state_shared, "one state for two"),
+        faulty(
+            by_torch, "zero-fault-uncorrected", zero2(AdamUncorrected), "means that begin at zero are not corrected"
+        ),
     ]  # fmt: skip
 
 
