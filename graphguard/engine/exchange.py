@@ -16,7 +16,7 @@ from graphguard.engine.ops import Ops
 from graphguard.engine.sums import folded
 from graphguard.engine.table import Table
 from graphguard.engine.term import Factor, Index, Term, Undescribed, Value, substitute
-from graphguard.engine.value import taken
+from graphguard.engine.value import same, taken
 
 
 def reduced(ops: Ops, value: Value, groups: Groups, kwargs: dict[str, Any]) -> Value:
@@ -79,7 +79,8 @@ def _extreme(ops: Ops, value: Value, groups: Groups, name: str) -> Value:
     members = [taken(ops.table, value, lanes) for lanes in groups.each()]
     if name == "maximum":  # of which minus infinity is no part, if there is another one
         members = [each for each in members if not ops.is_minus_infinity(each)] or members[:1]
-    return members[0] if len(members) == 1 else apply(ops.table, name, members)
+    different = [each for n, each in enumerate(members) if not any(same(each, other) for other in members[:n])]
+    return members[0] if len(different) == 1 else apply(ops.table, name, different)
 
 
 def _joined_maximum(table: Table, term: Term, groups: Groups) -> Term | None:

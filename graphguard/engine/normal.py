@@ -430,5 +430,6 @@ def _same_subject(a: Factor, b: Factor) -> bool:
     return all(x.key == y.key for x, y in zip(a.at[:-1], b.at[:-1], strict=True))
 
 
-def _order(factor: Factor) -> tuple[int, Fraction]:
-    return factor.atom.id, factor.power
+def _order(factor: Factor) -> tuple[int, Fraction, tuple[int, ...]]:
+    """By age; the same atom at several points, by the points."""
+    return factor.atom.id, factor.power, tuple([i.offset for i in factor.at if not i.terms and type(i.offset) is int])

@@ -7,9 +7,10 @@ runs look for those atoms instead. Both go through here, so both see values in t
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from itertools import pairwise
+from math import prod
 
 from graphguard.engine import function, integer
 from graphguard.engine.definition import Part
@@ -21,7 +22,7 @@ from graphguard.engine.rational import Irrational, irrational, rational
 from graphguard.engine.shape import expand, reshape
 from graphguard.engine.sums import folded, named, plain
 from graphguard.engine.table import Table, weighted
-from graphguard.engine.term import DIMS, IDX, ONE, STEP, WINDOW, Factor, Index, Range, Term, Undescribed, Value
+from graphguard.engine.term import DIMS, IDX, ONE, STEP, WINDOW, Factor, Index, Range, Term, Undescribed, Value, Variable
 from graphguard.engine.value import add, concat, cut, permute, scale
 from graphguard.engine.vanish import FINITE, has_infinities, is_log_of_nothing
 
@@ -37,6 +38,15 @@ def fraction(number: Number) -> Fraction:
         return rational(number)
     except ValueError as error:
         raise Undescribed(str(error)) from None
+
+
+def _reading_order(factors: Sequence[Factor]) -> Callable[[Variable], tuple[int, int]]:
+    """Variables by the first position that they occur in, and there by their strides."""
+    found: dict[Variable, tuple[int, int]] = {}
+    for place, index in enumerate(index for factor in factors for index in factor.at):
+        for variable, stride in index.terms:
+            found.setdefault(variable, (place, -abs(stride)))
+    return lambda variable: found.get(variable, (-1, 0))
 
 
 class Ops:
@@ -188,6 +198,7 @@ class Ops:
             term = plain(self.table, cells[0])
             if term is None:
                 return None
+            term = self._with_inner_maximum(term, max(gone)) if gone and not parameters else term
             bound = tuple(v for dim in sorted(gone) for v in term.dims[dim])
             part = Part((0, term.coefficient), weighted(term), bound)
             atom, axes = self.table.define("max", "max", parameters, 1, [part], term.ranges)
@@ -202,6 +213,27 @@ class Ops:
         shape = tuple(1 if dim in gone else size for dim, size in enumerate(value.shape))
         kept = Value(shape, found.terms)
         return kept if keep else self.reshape(kept, [size for dim, size in enumerate(shape) if dim not in gone])
+
+    def _with_inner_maximum(self, term: Term, dim: int) -> Term:
+        """The largest of maxima is the largest of all that they are taken over: these are elements of the dim, too."""
+        if len(term.factors) != 1 or term.factors[0].atom.kind != "max" or term.factors[0].power != 1:
+            return term
+        (factor,) = term.factors
+        definition = self.table.definitions[factor.atom.id]
+        if definition.parameters or len(definition.operands[0]) != 1 or term.coefficient != 1 or not equal(term.weight, 1):
+            return term
+        (product,) = definition.operands[0]
+        names = {number: next(self.table.names) for number in range(len(product.extents))}
+        at = {-1 - n: index for n, index in enumerate(factor.at)} | {n: Index(((v, 1),)) for n, v in names.items()}
+        ranges = {**term.ranges, **{names[number]: (0, size) for number, size in enumerate(product.extents)}}
+        factors = function.instance(product, at)
+        group = sorted((*term.dims[dim], *names.values()), key=_reading_order(factors))  # neighbours can become one range
+        dims = (*term.dims[:dim], tuple(group), *term.dims[dim + 1 :])
+        low, high = term.box[dim]
+        box = (*term.box[:dim], (low, low + (high - low) * prod(product.extents)), *term.box[dim + 1 :])
+        coefficient: Fraction = product.label[1]  # type: ignore[index]
+        opened = self.table.settle(Term(coefficient, factors, ranges, dims, box))
+        return term if opened is None or opened.summed or varies(opened.weight) else opened
 
     def _pieces(self, value: Value, dims: Sequence[int]) -> list[Value]:
         """The tensor cut along these dims where its terms begin and end."""

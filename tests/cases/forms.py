@@ -102,10 +102,23 @@ def largest_of_all(w, mesh):
     return w / largest
 
 
-def largest_case(tp, dim):
+def largest_of_gathered(w, mesh):
+    """The largest of what each rank found."""
+    largest = torch.empty(mesh["tp"].size())
+    dist.all_gather_into_tensor(largest, w.abs().max().reshape(1), group=mesh.get_group("tp"))
+    return w / largest.max()
+
+
+def largest_of_first(w, mesh):
+    largest = torch.empty(mesh["tp"].size())
+    dist.all_gather_into_tensor(largest, w.abs().max().reshape(1), group=mesh.get_group("tp"))
+    return w / largest[0]  # fault: one rank's maximum
+
+
+def largest_case(tp, dim, distributed=largest_of_all, name="largest"):
     inputs = {"w": Input((WIDTH, 8), Shard(dim))}
     relation = {"out": {"tp": Shard(dim)}}
-    return Case(f"forms-largest-of-dim-{dim}-tp{tp}", scaled_by_largest, largest_of_all, {"tp": tp}, inputs, relation)
+    return Case(f"forms-{name}-of-dim-{dim}-tp{tp}", scaled_by_largest, distributed, {"tp": tp}, inputs, relation)
 
 
 # ---------------------------------------------------------------------- a positive input
@@ -237,5 +250,7 @@ CASES = [
     faulty(root_case("", by_root), "forms-fault-truncated-root", by_truncated_root, "the root is cut off after four digits"),
     *(make(size) for size in (2, 4) for make in (count_case, routed_case, halves_case, scale_case)),
     *(largest_case(tp, dim) for tp in (2, 4) for dim in (0, 1)),
+    *(largest_case(4, dim, largest_of_gathered, "gathered-largest") for dim in (0, 1)),
+    faulty(largest_case(2, 0), "forms-fault-first-maximum", largest_of_first, "one rank's maximum"),
     faulty(count_case(2), "forms-fault-own-count", by_own_count, "divided by the rank's own count"),
 ]
