@@ -302,6 +302,8 @@ def _tell(phase: str) -> None:
 
 
 def _check(job: Job) -> None:
+    if job.subject.local_inputs is not None and not callable(job.subject.local_inputs):
+        raise UsageError(f"local_inputs= is {type(job.subject.local_inputs).__name__}, not a function of (full, coord)")
     if job.outputs is not None and not isinstance(job.outputs, Mapping):
         raise UsageError(f"outputs= is {type(job.outputs).__name__}; write {{path: placement}}")
     by_operator(job.lemmas)

@@ -115,6 +115,8 @@ def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verifi
         raise UsageError(f"@gg.check(expect={expect!r}): the verdict is one of {', '.join(VERDICTS)}")
 
     def mark(marked: Callable[[], Any]) -> Callable[[], Any]:
+        if not callable(marked):
+            raise UsageError(f"@gg.check marks a function, not {type(marked).__name__}")
         setattr(marked, _MARK, expect)
         return marked
 

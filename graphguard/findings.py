@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from graphguard.holding import Holding
 from graphguard.ir import Source
 
+PASSES_HERE, LOST_HERE = "the value passes here", "the proof loses it here"  # of findings that are second places to look
 PHASES = ("forward", "backward", None)
 
 
@@ -98,6 +99,11 @@ class Finding:
     @property
     def code(self) -> str:
         return KINDS[self.kind].code
+
+    @property
+    def is_second_place(self) -> bool:
+        """Whether it says no more than where else to look."""
+        return self.kind == "relation-lost" and self.message.endswith((PASSES_HERE, LOST_HERE))
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON has it."""

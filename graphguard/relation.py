@@ -88,7 +88,7 @@ def _bound(name: str, bound: Any) -> Any:
         raise UsageError(f"gg.Input: {name}= is {bound!r}; write a number")
     if math.isinf(bound):
         return None
-    if abs(float(bound)) >= MOST_ELEMENTS:
+    if abs(float(bound)) > 2.0**63:
         raise UsageError(f"gg.Input: {name}={bound} is beyond what 64 bits hold")
     return bound
 

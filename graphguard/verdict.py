@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphguard.engine.proof import Proof
 from graphguard.errors import InternalError
-from graphguard.findings import Finding
+from graphguard.findings import LOST_HERE, PASSES_HERE, Finding
 from graphguard.ir import Graph, Source, values_in
 from graphguard.report import Report
 
@@ -106,7 +106,7 @@ def _callers(finding: Finding) -> list[Source]:
 
 
 def _stops(finding: Finding) -> str:
-    return f"{finding.output or 'the output'}: the proof loses it here"
+    return f"{finding.output or 'the output'}: {LOST_HERE}"
 
 
 def _second(first: Finding, lines: Iterable[Source | None]) -> list[Finding]:
@@ -115,7 +115,7 @@ def _second(first: Finding, lines: Iterable[Source | None]) -> list[Finding]:
     other = None if here is None else next((line for line in lines if line is not None and line.place != here.place), None)
     if other is None:
         return []
-    message = f"{first.output}: beside the line above, the value passes here" if first.output else "the value passes here"
+    message = f"{first.output}: beside the line above, {PASSES_HERE}" if first.output else PASSES_HERE
     return [replace(first, kind="relation-lost", message=message, distributed=other, sources=(), law=None, holdings=())]
 
 

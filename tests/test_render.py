@@ -92,7 +92,7 @@ def test_a_refutation_is_one_screen(refuted):
     assert lines == [
         "refuted (expected verified): model.py::biased",
         "  GG202 unexplained-output: out: b is counted twice",
-        "  law: y is a summand and b is whole",
+        "  why: y is a summand and b is whole",
         "  repair: add b after line 9",
         "",
         "  sequential   model.py:3 in seq (forward)",

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from graphguard.errors import UsageError
-from graphguard.findings import KINDS, Finding
+from graphguard.findings import KINDS, LOST_HERE, Finding
 from graphguard.holding import Holding
 from graphguard.ir import Source
 from graphguard.listing import STATES, Program
@@ -84,6 +84,8 @@ def _summary(report: Report) -> str:
 
 def _finding(finding: Finding, is_first: bool) -> str:
     """The first finding is open; the others are opened by a click."""
+    if finding.is_second_place and finding.distributed is not None:
+        return _second_place(finding, finding.distributed)
     phase = f" ({finding.phase})" if finding.phase else ""
     places = [("sequential", finding.sequential), ("distributed", finding.distributed)]
     if finding.sequential == finding.distributed:
@@ -99,6 +101,16 @@ def _finding(finding: Finding, is_first: bool) -> str:
         f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}'
         f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div>'
         f'<p class="soft"><b>What to do.</b> {_with_code(PAGES[finding.kind].advice)}</p></details>'
+    )
+
+
+def _second_place(finding: Finding, source: Source) -> str:
+    said = "The proof stops at" if finding.message.endswith(LOST_HERE) else "Look also at"
+    text = next((line.text for line in excerpt(source, around=0) if line.marked), "")
+    return (
+        f'<details class="card"><summary><b>{said}</b> <span class="mono">{escape(str(source))}</span> '
+        f"<code>{escape(text)}</code></summary>"
+        f'<div class="sides">{_side("distributed", source, f" ({finding.phase})" if finding.phase else "")}</div></details>'
     )
 
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from graphguard.findings import KINDS, Finding
+from graphguard.findings import KINDS, LOST_HERE, Finding
 from graphguard.holding import Holding
 from graphguard.ir import Source
 from graphguard.render.excerpt import SourceLine, excerpt
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from graphguard.engine.proof import Relation
     from graphguard.report import Report
 
-SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_HOLDINGS, SHOWN_TEXTS = 12, 3, 4, 2, 6  # of a text that is not verbose
+SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHOWN_TEXTS = (
+    12,
+    3,
+    4,
+    2,
+    2,
+    6,
+)  # of a text that is not verbose
 _STYLES = {
     "verified": "1;32", "refuted": "1;31", "unproven": "1;33", "error": "1;31", "head": "1", "dim": "2", "mark": "1;36",
 }  # fmt: skip
@@ -161,6 +168,9 @@ def _findings(findings: Sequence[Finding], look: Look) -> list[Line]:
     lines = _in_full(first, look)
     if look.verbose:
         return lines + [line for finding in others for line in [[], *_in_full(finding, look)]]
+    places = [finding for finding in others if finding.is_second_place]
+    others = [finding for finding in others if not finding.is_second_place]
+    lines += [[], *(_second_place(finding, look) for finding in places[:SHOWN_PLACES])] if places else []
     if others:
         lines += [[], [Piece(f"and {'another finding' if len(others) == 1 else f'{len(others)} other findings'}", "head")]]
     for finding in others[: SHOWN_FINDINGS - 1]:
@@ -169,10 +179,18 @@ def _findings(findings: Sequence[Finding], look: Look) -> list[Line]:
     return lines + _and_more(len(others) - SHOWN_FINDINGS + 1, "findings; -v shows all", "  ")
 
 
+def _second_place(finding: Finding, look: Look) -> Line:
+    where = finding.distributed or finding.sequential
+    text = next((line.text for line in excerpt(where, 0) if line.marked), "") if where is not None else ""
+    said = "the proof stops at" if finding.message.endswith(LOST_HERE) else "look also at"
+    bar = "│" if look.unicode else "|"
+    return [Piece(f"{said} ", "head"), Piece(f"{where}"), *([Piece(f"  {bar} {text}", "code")] if text else [])]
+
+
 def _in_full(finding: Finding, look: Look) -> list[Line]:
     lines: list[Line] = [
         [Piece(f"{finding.code} {finding.kind}", "head"), Piece(f": {finding.message}")],
-        [Piece("law: ", "dim"), Piece(finding.law or KINDS[finding.kind].law)],
+        [Piece("why: ", "dim"), Piece(finding.law)] if finding.law else [Piece("law: ", "dim"), Piece(KINDS[finding.kind].law)],
     ]
     if finding.repair is not None:
         lines.append([Piece("repair: ", "head"), Piece(finding.repair)])
