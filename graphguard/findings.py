@@ -9,6 +9,7 @@ from graphguard.holding import Holding
 from graphguard.ir import Source
 
 PASSES_HERE, LOST_HERE = "the value passes here", "the proof loses it here"  # of findings that are second places to look
+PARTING = "in an execution, values part at"  # begins what a message says of numbers, which a counterexample shows too
 PHASES = ("forward", "backward", None)
 
 
@@ -99,6 +100,12 @@ class Finding:
     @property
     def code(self) -> str:
         return KINDS[self.kind].code
+
+    @property
+    def at_one_line(self) -> bool:
+        """Whether both programs run the line."""
+        here, there = self.sequential, self.distributed
+        return here is not None and there is not None and here.place == there.place
 
     @property
     def is_second_place(self) -> bool:

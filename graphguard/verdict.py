@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphguard.engine.proof import Proof
 from graphguard.errors import InternalError
-from graphguard.findings import LOST_HERE, PASSES_HERE, Finding
+from graphguard.findings import LOST_HERE, PARTING, PASSES_HERE, Finding
 from graphguard.ir import Graph, Source, values_in
 from graphguard.report import Report
 
@@ -92,7 +92,7 @@ def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding
 
 
 def _parted(parting: Parting) -> str:
-    text = f"in an execution, values part at {parting.operator}"
+    text = f"{PARTING} {parting.operator}"
     if parting.expected is None or parting.actual is None:
         return text
     return f"{text}: {parting.actual:.7g} where the sequential program has {parting.expected:.7g}"

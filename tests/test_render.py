@@ -126,6 +126,18 @@ def test_a_refutation_is_one_screen(refuted):
     ]
 
 
+def test_second_places_and_numbers_that_the_counterexample_has_are_no_findings(refuted):
+    first = refuted.findings[0]
+    beside = replace(first, kind="relation-lost", message="out: beside the line above, the value passes here")
+    told = replace(first, message=f"{first.message}; in an execution, values part at aten.add: 2 where it has 1")
+    report = replace(refuted, findings=[told, beside, replace(beside, message="out: the proof loses it here")])
+    lines = report.lines()
+    assert lines[0] == "GG202 unexplained-output: out: b is counted twice"
+    assert "look also at model.py:8  │ y = y + b  # too early" in lines
+    assert "the proof stops at model.py:8  │ y = y + b  # too early" in lines
+    assert not [line for line in lines if "finding" in line]
+
+
 def test_verbose_shows_every_finding_with_its_lines(refuted):
     lines = refuted.lines(verbose=True)
     assert "GG204 missing-output: no rank returns loss" in lines and "also         model.py:7" in lines

@@ -88,7 +88,7 @@ def _finding(finding: Finding, is_first: bool) -> str:
         return _second_place(finding, finding.distributed)
     phase = f" ({finding.phase})" if finding.phase else ""
     places = [("sequential", finding.sequential), ("distributed", finding.distributed)]
-    if finding.sequential == finding.distributed:
+    if finding.at_one_line:
         places = [("both", finding.sequential)]
     sides = [_side(side, source, phase) for side, source in places if source is not None]
     told = (finding.sequential, finding.distributed)

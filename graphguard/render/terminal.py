@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from graphguard.findings import KINDS, LOST_HERE, Finding
+from graphguard.findings import KINDS, LOST_HERE, PARTING, Finding
 from graphguard.holding import Holding
 from graphguard.ir import Source
 from graphguard.render.excerpt import SourceLine, excerpt
@@ -189,7 +189,7 @@ def _second_place(finding: Finding, look: Look) -> Line:
 
 def _in_full(finding: Finding, look: Look) -> list[Line]:
     lines: list[Line] = [
-        [Piece(f"{finding.code} {finding.kind}", "head"), Piece(f": {finding.message}")],
+        [Piece(f"{finding.code} {finding.kind}", "head"), Piece(f": {finding.message.partition(f'; {PARTING}')[0]}")],
         [Piece("why: ", "dim"), Piece(finding.law)] if finding.law else [Piece("law: ", "dim"), Piece(KINDS[finding.kind].law)],
     ]
     if finding.repair is not None:
@@ -198,13 +198,16 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
     lines += [[], *places] if places else []
     holdings = finding.holdings if look.verbose else finding.holdings[:SHOWN_HOLDINGS]
     if holdings:
-        lines += [[]] + [line for holding in holdings for line in _holding(holding, look)]
+        alike = {
+            str(lines): lines for lines in (_holding(holding, look) for holding in holdings)
+        }  # of one name, and held alike
+        lines += [[]] + [line for each in alike.values() for line in each]
     return lines
 
 
 def _places(finding: Finding, look: Look) -> list[Line]:
     phase = f" ({finding.phase})" if finding.phase else ""
-    if finding.sequential is not None and finding.sequential == finding.distributed:
+    if finding.sequential is not None and finding.at_one_line:
         lines = _place("both", finding.sequential, phase, look)
     else:
         lines = [
