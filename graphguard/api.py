@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from graphguard.capture.program import PARAMETERS, FunctionProgram, ModelProgram
 from graphguard.capture.session import Captured, LocalInputs, Progress, Subject
 from graphguard.capture.session import capture as capture_subject
 from graphguard.capture.wrappers import gradients_of
-from graphguard.errors import GraphGuardError, InternalError, UsageError
+from graphguard.errors import GraphGuardError, InternalError, MismatchError, UsageError
 from graphguard.expectation import Expectation, expectations
 from graphguard.ir import Graph
 from graphguard.lemmas.user import binds, by_operator
@@ -233,7 +234,15 @@ def _run(job: Job) -> Report:
 def _report(job: Job) -> Report:
     _check(job)
     subject = job.subject
-    captured = capture_subject(subject, progress=_PROGRESS.get())
+    begun = time.perf_counter()
+    try:
+        captured = capture_subject(subject, progress=_PROGRESS.get())
+    except MismatchError as error:
+        spent = time.perf_counter() - begun
+        report = Report.of_findings([error.finding], [])
+        report.notes.append(f"after that, {error}")
+        report.stats = {"ops": 0, "ranks": subject.mesh.size, "seconds": {"capture": spent, "proof": None, "oracle": None}}
+        return report
     if all(value is None for value in captured.sequential.outputs.values()):
         raise UsageError(
             "the sequential program returns no tensor, so there is nothing to verify; return what the ranks should match"

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphguard.findings import Finding
+    from graphguard.ir import Graph
+
 
 class GraphGuardError(Exception):
     """Base of everything that GraphGuard raises on purpose. The command line prints it and exits with code 2."""
@@ -23,12 +29,24 @@ class ProgramError(GraphGuardError):
 
     MOST_FRAMES = 20
 
-    def __init__(self, message: str, frames: tuple[tuple[str, int, str], ...] = ()):
+    def __init__(self, message: str, frames: tuple[tuple[str, int, str], ...] = (), before: Graph | None = None):
         super().__init__(message)
         self.frames = frames[-self.MOST_FRAMES :]
+        self.before = before  # what a rank had communicated until then
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.args[0], self.frames)
+        return type(self), (self.args[0], self.frames, self.before)
+
+
+class MismatchError(ProgramError):
+    """The user's program raised after communication that does not fit together, which a real run would say first."""
+
+    def __init__(self, message: str, finding: Finding):
+        super().__init__(message)
+        self.finding = finding
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.finding)
 
 
 def first_line(error: BaseException) -> str:

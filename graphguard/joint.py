@@ -54,6 +54,16 @@ def join(graphs: Sequence[Graph]) -> Joint:
     return _Play(graphs).run()
 
 
+def first_mismatch(graphs: Sequence[Graph]) -> Finding | None:
+    """The first call that does not fit, of ranks some of which end early: what is missing after that means nothing."""
+    play = _Play(graphs)
+    try:
+        play.play()
+    except _Stop as stop:
+        return stop.finding
+    return None
+
+
 class _Stop(Exception):
     """A fault after which the order of events means nothing."""
 
@@ -98,13 +108,16 @@ class _Play:
     def run(self) -> Joint:
         findings = [finding for graph in self.graphs for finding in graph.findings]
         try:
-            moved = True
-            while moved:
-                moved = sum(self._advance(rank) for rank in range(len(self.ranks))) > 0
+            self.play()
             findings += list(self._stuck()) or list(self._left_over())
         except _Stop as stop:
             findings.append(stop.finding)
         return Joint(self.graphs, self.matches, findings, self.by_node)
+
+    def play(self) -> None:
+        """All ranks, as far as they come."""
+        while sum(self._advance(rank) for rank in range(len(self.ranks))) > 0:
+            pass
 
     def _advance(self, rank: int) -> bool:
         """Play one rank until it has to wait."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from harness import capture_ranks, marked, named
 from torch.distributed import ReduceOp
 
+import graphguard as gg
 from graphguard import Input, Shard
 from graphguard.errors import CaptureError
 from graphguard.findings import Finding
@@ -523,3 +524,28 @@ def test_a_ring_without_receives_names_the_missing_receive():
     (finding,) = capture_ranks(ring, 4, {"x": Input((4,))}).joint.findings
     assert finding.kind == "unmatched-message"
     assert "rank 0 sends to rank 1" in finding.message and "rank 1 never receives it" in finding.message
+
+
+def test_a_call_that_does_not_fit_is_told_before_the_exception_that_follows():
+    def par(x):
+        part = torch.empty(1)
+        dist.reduce_scatter_tensor(part, x.clone())
+        return part[2]
+
+    report = gg.verify(lambda x: x, par, mesh=3, inputs={"x": gg.Input((4,))})
+    assert report.verdict == "refuted" and report.findings[0].kind == "collective-mismatch"
+    assert report.findings[0].message.endswith("f32[4] is not 3 times f32[1]")
+    assert report.notes[0].startswith("after that, rank 0 raised IndexError at ")
+    assert report.stats["seconds"]["capture"] > 0
+
+
+def test_an_exception_between_calls_that_fit_is_an_error():
+    def par(x):
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            raise ValueError("own")
+        dist.all_reduce(x)
+        return x
+
+    with pytest.raises(gg.ProgramError, match=r"rank 1 raised ValueError at .* in par: own"):
+        gg.verify(lambda x: x, par, mesh=2, inputs={"x": gg.Input((4,))})

@@ -24,9 +24,17 @@ from graphguard.capture.objects import ObjectExchange, ObjectsMissing, Sent
 from graphguard.capture.program import Program, flat_inputs, record_outputs
 from graphguard.capture.recorder import Recorder
 from graphguard.capture.sources import is_user_file
-from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError, first_line
+from graphguard.errors import (
+    CaptureError,
+    GraphGuardError,
+    InternalError,
+    MismatchError,
+    ProgramError,
+    UsageError,
+    first_line,
+)
 from graphguard.ir import Graph, Mesh, Source
-from graphguard.joint import Joint, join
+from graphguard.joint import Joint, first_mismatch, join
 from graphguard.prune import prune
 from graphguard.relation import Input, check_placements, localise
 from graphguard.wellformed import require_wellformed
@@ -126,7 +134,7 @@ def _capture_all(
             if progress is not None:
                 progress(_title(whats[index]), sum(a.complete for a in answers.values()), len(whats))
         if failures:
-            raise failures[min(failures)]
+            raise _first_said(failures, answers, whats)
         before = len(known)
         for index in pending:
             known |= answers[index].sent
@@ -135,6 +143,25 @@ def _capture_all(
             stuck = sorted({str(whats[index]) for index in pending})
             raise CaptureError(f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends")
     return [answers[index] for index in range(len(whats))]
+
+
+def _first_said(failures: dict[int, GraphGuardError], answers: dict[int, _Answer], whats: list[int | None]) -> GraphGuardError:
+    """What went wrong first: an exception, or communication before it that does not fit together."""
+    error = failures[min(failures)]
+    graphs: dict[int, Graph] = {}
+    for index, rank in enumerate(whats):
+        failure, answer = failures.get(index), answers.get(index)
+        if rank is not None and isinstance(failure, ProgramError) and failure.before is not None:
+            graphs[rank] = failure.before
+        elif rank is not None and answer is not None and answer.complete:
+            graphs[rank] = answer.graphs[-1]
+    world = len({rank for rank in whats if rank is not None})
+    finding = first_mismatch([graphs[rank] for rank in range(world)]) if len(graphs) == world else None
+    if finding is not None:
+        return MismatchError(str(error), finding)
+    if isinstance(error, ProgramError):
+        error.before = None
+    return error
 
 
 @contextlib.contextmanager
@@ -245,7 +272,12 @@ def _record(program: Program, recorder: Recorder, inputs: dict[str, Any], mesh: 
     def run() -> None:
         record_outputs(recorder, program.run(recorder, inputs, mesh))
 
-    _guarded(run, recorder, who)
+    try:
+        _guarded(run, recorder, who)
+    except ProgramError as error:
+        talk = [node for node in recorder.graph.nodes if node.communicates]
+        error.before = Graph(recorder.graph.name, nodes=talk, mesh=recorder.graph.mesh, rank=recorder.graph.rank)
+        raise
     prune(recorder.graph, recorder.constructed)
     return recorder.graph
 
