@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from graphguard.api import Job
     from graphguard.checks import Outcome
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+_HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=_HELP,
+)
 
 
 lemmas = typer.Typer(no_args_is_help=True, help="The rules that the prover has for operators.")

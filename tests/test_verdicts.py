@@ -185,6 +185,7 @@ def test_stated_sums_are_compared_as_sums():
 def test_what_no_rank_returns_is_refuted_without_numbers():
     report = verify(lambda x: {"a": x, "b": x + 1}, lambda x: {"a": x}, COPIES)
     assert (report.verdict, report.findings[0].kind, report.counterexample) == ("refuted", "missing-output", None)
+    assert report.findings[0].sequential is not None
 
 
 def test_a_part_that_no_rank_holds_is_missed():

@@ -175,7 +175,8 @@ class _Prover:
 
     def _relate(self, path: str, whole: Described) -> Relation | Finding:
         if all(graph.outputs.get(path) is None for graph in self.joint.graphs):
-            return Finding("missing-output", f"no rank returns {path}")
+            maker = _maker(self.sequential, path)
+            return Finding("missing-output", f"no rank returns {path}", sequential=None if maker is None else maker.source)
         output = self.output_of_ranks(path)
         if isinstance(whole, Unknown):
             return self._stopped(path, whole)
@@ -189,7 +190,7 @@ class _Prover:
     def _order(self, finding: Finding) -> tuple[int, int]:
         """What comes first in the program is told first."""
         places = {node.source: place for place, node in reversed(list(enumerate(self.sequential.nodes))) if node.source}
-        where = finding.sequential
+        where = None if finding.kind == "missing-output" else finding.sequential  # which has no line of the ranks
         return (0, places.get(where, len(places))) if where is not None else (1, 0)
 
     def _located(self, kind: str, path: str, message: str) -> Finding:
