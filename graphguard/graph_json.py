@@ -43,6 +43,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "layouts": graph.layouts,
         "input_layouts": graph.input_layouts,
         "ties": graph.ties,
+        "states": [[value.id, state] for value, state in graph.states.items()],
         "findings": findings,
         "sources": list(sources),
     }
@@ -138,6 +139,8 @@ class _Reader:
             for kind in ("layouts", "input_layouts")
         )
         graph.ties = {self._text(name): self._text(first) for name, first in plain.get("ties", {}).items()}
+        states = [self._list(item, "a state") for item in self._list(plain.get("states", []), "states")]
+        graph.states = {self._known(id): self._text(state) for id, state in states}
         graph.findings = [self._finding(item) for item in self._list(plain["findings"], "findings")]
         return graph
 

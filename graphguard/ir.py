@@ -208,6 +208,7 @@ class Graph:
     layouts: dict[str, Layout] = field(default_factory=dict)  # of outputs that were DTensors
     input_layouts: dict[str, Layout] = field(default_factory=dict)  # of parameters that are DTensors, or marked as parts
     ties: dict[str, str] = field(default_factory=dict)  # other names of parameters, each with the input's
+    states: dict[Value, str] = field(default_factory=dict)  # of the generators that random numbers are drawn from, before that
     mesh: Mesh | None = None
     rank: int | None = None
     assumptions: tuple[str, ...] = ()

@@ -54,6 +54,7 @@ def everything():
         outputs={"a.b": z, "none": None},
         layouts={"a.b": Layout((4, 3), (2,), (0, 1), ("S(0)",))},
         input_layouts={"x": Layout((4, 3), (2,), (0, 1), ("S(1)",))},
+        states={z: "0f3a"},
         mesh=Mesh.of({"dp": 1, "tp": 2}),
         rank=1,
         assumptions=("torch is torch",),

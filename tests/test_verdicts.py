@@ -548,6 +548,19 @@ def test_trials_and_seed_are_checked(options, text):
     assert str(caught.value) == text
 
 
+def test_without_a_proof_other_scales_are_tried():
+    """A norm that is clipped: on inputs of the usual size it is not."""
+
+    def clipped(x):
+        return x * (100 / x.norm()).clamp(max=1.0)
+
+    def clipped_by_own_norm(x):
+        return x * (100 / x.norm()).clamp(max=1.0)
+
+    report = verify(clipped, clipped_by_own_norm, {"x": gg.Input((4, 6), Shard(0))})
+    assert report.verdict == "refuted" and report.stats["oracle"]["trials"] == 6
+
+
 def test_trials_are_as_many_as_asked_for():
     assert verify(product, reduced, SPLIT, trials=5).stats["oracle"] == {"trials": 5, "seed": 0, "skipped": None}
     assert verify(product, reduced, SPLIT, trials=0).stats["oracle"]["skipped"] == "trials=0 was asked for"

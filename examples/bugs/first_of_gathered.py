@@ -59,7 +59,7 @@ ARGS = {
 }
 
 
-@gg.check(expect="unproven")  # not decided yet: a gather of unequal parts
+@gg.check
 def fixed():
     return gg.verify(sequential, dp_fixed, **ARGS)
 

@@ -30,6 +30,7 @@ class RandomState:
     def __init__(self) -> None:
         self._drawn: dict[str, tuple[tuple[Value, ...], tuple[Value, ...]]] = {}
         self._calls: dict[bytes, str] = {}  # the first call in each state
+        self.state = ""  # of the generator, before it drew last
         self.shared = False  # whether different calls drew from one state
 
     def draw(
@@ -51,6 +52,7 @@ class RandomState:
         call = repr((family, forms, "" if family in _ONLY_FORM else scalars))
         state = _numpy(generator.get_state())
         now = hashlib.sha256(state).digest()
+        self.state = now.hex()[:16]
         self.shared |= self._calls.setdefault(now, call) != call
         self._last = hashlib.sha256(now + call.encode()).hexdigest()
         _move(generator, state, self._last)

@@ -216,6 +216,7 @@ class Recorder(TorchDispatchMode):
         self.emit(call.info.name, call.encoded, call.keywords, values, writes)
         if call.info.random:
             self.random_state.remember(values)
+            self.graph.states[values[-1]] = self.random_state.state
         return values
 
     def _bind_fresh(self, info: Operator, tensor: torch.Tensor, value: Value) -> None:

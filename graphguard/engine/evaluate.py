@@ -226,7 +226,7 @@ class Evaluator:
         (factor,) = term.factors
         scale = float(term.coefficient) * at_lane(term.weight, lane)
         if (
-            factor.atom.kind in ("input", "constant", "unwritten")
+            factor.atom.kind in ("input", "constant", "unwritten", "draw")
             or factor.atom.id < len(_BUILT_IN)
             or self._has_meaning(factor.atom)
         ):

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from graphguard.engine import draws
 from graphguard.engine.classes import Stream
 from graphguard.engine.collective import Groups
+from graphguard.engine.draws import Draws
 from graphguard.engine.lane import collapse
 from graphguard.engine.meeting import Meeting
 from graphguard.engine.memo import Memo, word
-from graphguard.engine.ops import Ops
+from graphguard.engine.ops import Ops, fraction
 from graphguard.engine.sums import named
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
@@ -54,6 +56,7 @@ class Interpretation:
     fallbacks: list[tuple[Node, str]] = field(default_factory=list)
     presumed: list[Node] = field(default_factory=list)
     relied_on: list[UserLemma] = field(default_factory=list)
+    draws: Draws = field(default_factory=Draws)
 
 
 MOST_RUNS = 8  # of neighbouring numbers in a constant
@@ -68,6 +71,7 @@ class Interpreter:
         self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
         self.presumed: list[Node] = []  # divisions and roots of the ranks alone, taken to be defined
         self.groups: dict[tuple[tuple[int, ...], ...], Groups] = {}  # by the lanes of their members
+        self.draws = Draws()
         self._constants: dict[Constant, Any] = {}
 
     # ------------------------------------------------------------------ one node
@@ -105,6 +109,30 @@ class Interpreter:
         if not _same_shape(result.shape, shape):
             return Unknown(f"{node.op} was described with the shape {result.shape}, not {shape}", node)
         return result
+
+    def random(self, nodes: Sequence[Node], args: tuple[Any, ...]) -> list[Described] | None:
+        """What the lanes draw, if that stands for something; None if nothing was drawn."""
+        drawn = [draws.drawn(node) for node in nodes]
+        reason = self.draws.reasons.get(drawn[0])
+        if reason is not None:
+            return [Unknown(reason, nodes[0])] * len(nodes[0].outputs)
+        tiles = [self.draws.tiles.get(tensor) for tensor in drawn]
+        first = tiles[0]
+        if first is None or any(tile is None or tile[:3] != first[:3] for tile in tiles):
+            return None
+        whole = self._atom("draw", first.number, first.whole)
+        if draws.is_mask(nodes[0]):
+            for term in whole.terms:
+                term.factors[0].atom.indicator = term.factors[0].atom.nonnegative = True
+        if first.dim is not None:
+            start = collapse(np.array([tile.start for tile in tiles if tile is not None], dtype=np.int64))
+            whole = self.ops.cut(whole, first.dim, start, collapse(start + drawn[0].shape[first.dim]))
+        if nodes[0].op != "aten.native_dropout.default":
+            return [whole]
+        x, share, training = args
+        if training is not True or isinstance(x, Unknown):
+            return None
+        return [self.ops.scale(self.ops.mul(x, whole), 1 / (1 - fraction(share))), whole]
 
     def _special(self, node: Node, args: tuple[Any, ...], lanes: int) -> tuple[Any, ...] | None:
         if node.op == "gg.part":
@@ -187,7 +215,8 @@ class Interpreter:
         uses = Counter(value for node in graph.nodes for value in node.operands())
         for node in graph.nodes:
             args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
-            for tensor, result in zip(node.outputs, self.describe(node, args, kwargs, 1), strict=False):
+            results = self.random([node], args) or self.describe(node, args, kwargs, 1)
+            for tensor, result in zip(node.outputs, results, strict=False):
                 if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1 and tensor.dtype != "bool":
                     result = self._as_atom(result)  # a mask stays open: its complement is simple
                 environment[tensor] = result
@@ -300,10 +329,15 @@ class Player:
         if node.op == "dist.wait":
             return
         before = len(self.interpreter.table.taken_as_defined)
-        results = self.interpreter.describe(node, args, kwargs, self.stream.lanes)
+        results = self._random(position, node, args) or self.interpreter.describe(node, args, kwargs, self.stream.lanes)
         self.environment |= zip(node.outputs, results, strict=False)
         if len(self.interpreter.table.taken_as_defined) > before:
             self.interpreter.presumed.append(node)
+
+    def _random(self, position: int, node: Node, args: tuple[Any, ...]) -> list[Described] | None:
+        if not node.outputs or draws.drawn(node) not in self.graph.states:
+            return None
+        return self.interpreter.random([graph.nodes[position] for graph in self.stream.graphs], args)
 
     def give_up(self) -> None:
         """What never arrived has no description."""

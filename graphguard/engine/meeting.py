@@ -82,8 +82,9 @@ class Meeting:
         return folded(self.ops.table, add(self.ops.table, parts)) if len(parts) > 1 else parts[0]
 
     def operand_of(self, place: int, groups: Groups) -> Value:
-        """What the members at one place of the groups send, on every lane."""
-        return taken(self.ops.table, self.operand(0), groups.members[groups.group, place])
+        """What the members at one place of the groups send, on every lane. The others may send tensors of other shapes."""
+        held = self.operand(0, {match.group[place] for match in self.distinct})
+        return taken(self.ops.table, held, groups.members[groups.group, place])
 
     def groups(self) -> Groups:
         members = tuple(tuple(self.lane_of[r] for r in match.group) for match in self.distinct)
@@ -204,8 +205,7 @@ def _exchanged_unevenly(m: Meeting) -> Value:
     """Member by member: a member gets from each other one the part that the other one has for it."""
     groups, parts = m.groups(), []
     for place in range(groups.size):
-        held = m.operand(0, {match.group[place] for match in m.distinct})
-        sent = taken(m.ops.table, held, groups.members[groups.group, place])
+        sent = m.operand_of(place, groups)
         ends = np.zeros((2, len(m.ranks)), dtype=np.int64)
         for match in m.distinct:
             splits: Any = match.nodes[match.group[place]].kwargs.get("input_splits")

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphguard.engine.arrange import arranged
 from graphguard.engine.classes import streams as classes_of
+from graphguard.engine.draws import matched
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
 from graphguard.engine.lane import at_lane
 from graphguard.engine.law import law_at
@@ -90,7 +91,8 @@ def interpret(
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
     for name, value in inputs.items():
         _state_facts(table, [term.factors[0].atom for term in value.terms], sequential.inputs[name].dtype, ranges.get(name))
-    found = Interpretation(table)
+    found = Interpretation(table, draws=matched(sequential, joint.graphs))
+    interpreter.draws = found.draws
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording = False
     streams = untangled(classes_of(joint.graphs, relations, apart), joint)
@@ -164,7 +166,7 @@ class _Prover:
             "it is taken to be defined"
             for place in places
         ]
-        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + presumed
+        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + presumed + self.found.draws.assumptions
 
     def output_of_ranks(self, path: str) -> Held:
         values: list[tuple[tuple[int, ...], Described | None]] = []

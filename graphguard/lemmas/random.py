@@ -1,4 +1,4 @@
-"""Random numbers: two draws are never the same, so nothing is said of them."""
+"""Random numbers: two draws are never the same, so nothing is said of those that stand for no others (engine/draws.py)."""
 
 from __future__ import annotations
 

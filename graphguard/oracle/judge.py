@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,6 +31,7 @@ from graphguard.oracle.watch import Tell, Watch
 
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
+_OTHER_SCALES = (Regime(8.0), Regime(0.125), Regime(64.0))  # where there is no proof and no difference: clips may be inactive
 _SECONDS_TO_SHRINK, _PER_RUN = 0.25, 5e-3  # a counterexample, as estimated, and what any run takes
 _MOST_HINTS = 16  # outputs that are looked at for what was meant
 _MOST_PARTS = 64  # outputs that are looked at one by one, where all are too many
@@ -121,6 +123,7 @@ class _Judging:
         mesh = self.joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(self.joint.graphs)})
         self.trials: list[Trial] = []
+        self.further: list[Trial] = []  # at other scales, for outputs without a proof
         self.watch: Watch | None = None
 
     @property
@@ -136,6 +139,15 @@ class _Judging:
             if all(self._output(path).claimed for path in self._paths()):
                 break
             self.trials.append(self._trial(ranges, regime, seed + number))
+        if count > 1 and not self._shows_enough():  # one is all that can be afforded, or was asked for
+            for number, regime in enumerate(_OTHER_SCALES, len(self.trials)):
+                with suppress(UndefinedError):
+                    self.further.append(self._trial(ranges, regime, seed + number))
+
+    def _shows_enough(self) -> bool:
+        """Whether something differs, or all is proved."""
+        outputs = [self._output(path) for path in self._paths() if path not in self.proved]
+        return not outputs or any(self._outcome(output).kind is not None for output in outputs if output.claimed)
 
     def _trial(self, ranges: Ranges, regime: Regime, seed: int) -> Trial:
         tried: list[Ranges] = [ranges]
@@ -160,7 +172,11 @@ class _Judging:
     def _output(self, path: str) -> Output:
         value = self.sequential.outputs[path]
         assert value is not None
-        return Output(path, value.dtype, self.mesh, self.trials)
+        return Output(path, value.dtype, self.mesh, self.trials if path in self.proved else [*self.trials, *self.further])
+
+    def _outcome(self, output: Output) -> Outcome:
+        stated = self.expected.get(output.path)
+        return output.free() if stated is None else output.expected(stated)
 
     # ------------------------------------------------------------------ judgement
     def judgement(self, begun: float) -> Judgement:
@@ -175,14 +191,13 @@ class _Judging:
                 if output.contradicts(self.proved[path], self.expected.get(path)):
                     contradicted.append(path)
             else:
-                stated = self.expected.get(path)
-                outcomes[path] = output.free() if stated is None else output.expected(stated)
+                outcomes[path] = self._outcome(output)
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
         return Judgement(
             different=bool(kinds),
             counterexample=self._first_counterexample(kinds),
             conjecture={path: outcome.clean.text for path, outcome in outcomes.items() if outcome.clean is not None},
-            trials=len(self.trials),
+            trials=len(self.trials) + len(self.further),
             seconds=time.perf_counter() - begun,
             kinds=kinds,
             undecided=undecided,

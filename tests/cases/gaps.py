@@ -2,7 +2,6 @@
 
 NOT_YET = frozenset({
     "fused-qkv-groups-tp8",
-    "routes-unequal-ep2", "routes-unequal-ep4",
     "context-ring-sigmoid-2", "context-ring-sigmoid-4",
     "context-ring-causal-log-2", "context-ring-causal-log-4",
     "context-ring-step-causal-2", "context-ring-step-causal-4",

@@ -300,4 +300,64 @@ def faults():
     yield faulty(case, "padding-fault-sum", case.distributed, "exp(0) of the padding is in the sum")
 
 
-CASES = [*correct(), *faults()]
+# ---------------------------------------------------------------------- rows that do not divide, gathered as they are
+class GatherUnequal(torch.autograd.Function):
+    """All rows; the gradient, which each rank has a part of, is summed, and a rank keeps its rows."""
+
+    @staticmethod
+    def forward(ctx, x, sizes):
+        ctx.sizes = sizes
+        parts = [x.new_empty(size, *x.shape[1:]) for size in sizes]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad.split(ctx.sizes)[dist.get_rank()], None
+
+
+class GatherInReverse(GatherUnequal):
+    @staticmethod
+    def forward(ctx, x, sizes):
+        ctx.sizes = sizes
+        parts = [x.new_empty(size, *x.shape[1:]) for size in sizes]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts[::-1])  # fault: the last rank's rows come first
+
+
+def scored(x, head, dy):
+    live = leaves({"x": x, "head": head})
+    y = F.rms_norm(live["x"], (HIDDEN,)) @ live["head"]
+    return {"y": y.detach(), **gradients(y, live, dy)}
+
+
+def scored_of(rows, gather):
+    def program(x, head, dy):
+        ranks = dist.get_world_size()
+        sizes = [len(part) for part in torch.arange(rows).chunk(ranks)]
+        live = leaves({"x": x, "head": head})
+        y = gather(F.rms_norm(live["x"], (HIDDEN,)), sizes) @ live["head"]
+        return {"y": y.detach(), **gradients(y, live, dy)}
+
+    return program
+
+
+def unequal_case(rows, tp, gather=GatherUnequal.apply):
+    columns = {"tp": Shard(1)}
+    split = {"x": {"tp": Shard(0)}, "head": columns, "dy": columns}
+    shapes = {"x": (rows, HIDDEN), "head": (HIDDEN, 8), "dy": (rows, 8)}
+    inputs = {key: Input(shape, split[key]) for key, shape in shapes.items()}
+    relation = {"y": columns, "x": split["x"], "head": columns}
+    return Case(f"padding-unequal-rows-tp{tp}", scored, scored_of(rows, gather), {"tp": tp}, inputs, relation)
+
+
+UNEQUAL = [
+    unequal_case(5, 2),
+    unequal_case(7, 4),
+    faulty(
+        unequal_case(5, 2), "padding-fault-reversed", scored_of(5, GatherInReverse.apply), "the last rank's rows come first"
+    ),
+]
+CASES = [*correct(), *faults(), *UNEQUAL]
