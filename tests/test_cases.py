@@ -46,6 +46,7 @@ MODULES = (
     "forms",
     "flat",
     "formulas",
+    "quantised",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]

@@ -45,7 +45,7 @@ STRATEGIES = (
              ("expert", "expert_more", "routes")),
     Strategy("pipelines: GPipe, 1F1B, interleaved, tied stages", PHASES[:2], ("pipeline", "tied_stages")),
     Strategy("meshes of several axes: data, pipeline, context and tensor; reductions in steps", PHASES[:2], ("meshes",)),
-    Strategy("inference with a cache of keys and values", PHASES[:1], ("inference",)),
+    Strategy("inference with a cache of keys and values", PHASES[:1], ("inference", "quantised")),
     Strategy("programs that are equal by algebra rather than by layout", PHASES[:2], ("identities", "forms", "formulas")),
     Strategy("the programs of GraphGuard's publication, repaired", PHASES[:2], ("published",)),
 )  # fmt: skip
