@@ -32,6 +32,7 @@ MODULES = (
     "expert_more",
     "routes",
     "tensor_more",
+    "parts",
     "heads_more",
     "padding",
     "context",

@@ -26,7 +26,7 @@ class Strategy:
 
 STRATEGIES = (
     Strategy("tensor parallelism: MLPs, adapters, products cut in two and three directions", PHASES[:2],
-             ("mlp", "tensor_more")),
+             ("mlp", "tensor_more", "parts")),
     Strategy("attention split by heads: grouped, single and latent keys, masks, rotary positions", PHASES[:2],
              ("attention", "rope", "heads_more")),
     Strategy("one fused projection of queries, keys and values", PHASES[:2], ("fused_qkv",)),

@@ -21,6 +21,7 @@ from graphguard.engine.lane import collapse
 from graphguard.engine.meeting import Meeting
 from graphguard.engine.memo import Memo, word
 from graphguard.engine.ops import Ops, fraction
+from graphguard.engine.part import Axis, Whole
 from graphguard.engine.sums import named
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
@@ -148,7 +149,9 @@ class Interpreter:
         (term,) = x.terms
         (factor,) = term.factors
         atom = self.table.atom("part", (key, factor.atom.id))
-        self.table.parts[atom.id] = (factor.atom, count)
+        at = tuple(Index(((-2 - dim, 1),)) for dim in range(len(factor.at)))
+        axes = (Axis(0, None, 1), *(Axis(0, None) for _ in factor.at))
+        self.table.note_whole(atom, Whole(count, axes, ONE, (Factor(factor.atom, at),)))
         part = term.with_(factors=(Factor(atom, (Index((), index), *factor.at)),))
         settled = self.table.settle(part)
         return Value(x.shape, () if settled is None else (settled,))

@@ -17,6 +17,7 @@ from graphguard.engine.definition import Part
 from graphguard.engine.finite import is_nothing, may_be_masked, some_left
 from graphguard.engine.grid import by_cell, covers
 from graphguard.engine.lane import Lane, collapse, equal, varies
+from graphguard.engine.partial import together
 from graphguard.engine.product import Layout, constant, multiply
 from graphguard.engine.rational import Irrational, irrational, rational
 from graphguard.engine.shape import expand, reshape
@@ -138,10 +139,11 @@ class Ops:
         return folded(self.table, multiply(self.table, [self.atomic(value) for value in values], labels, result))
 
     def atomic(self, value: Value) -> Value:
-        """The value as a factor: the sequential run makes an atom of a sum; other runs look for one."""
+        """The value as a factor: the sequential run makes an atom of a sum; other runs look for one, or for what it is part
+        of."""
         if len(value.terms) < 2:
             return value
-        return named(self.table, value) if self.table.recording else folded(self.table, value)
+        return named(self.table, value) if self.table.recording else together(self.table, folded(self.table, value))
 
     def matmul(self, a: Value, b: Value) -> Value:
         """[..., m, k] times [..., k, n], leading dims alike."""

@@ -37,7 +37,11 @@ def plain(table: Table, terms: Sequence[Term]) -> Term | None:
         if term.summed:
             raise Undescribed("a sum over parts of different sizes")
         closed.append(term)
-    return closed[0] if len(closed) == 1 else _sum(table, closed)
+    if len(closed) == 1:
+        return closed[0]
+    total = sum_of(table, closed)
+    _register(table, total.factors[0].atom)
+    return total
 
 
 def one_term(table: Table, value: Value) -> Value:
@@ -63,7 +67,7 @@ def folded(table: Table, value: Value) -> Value:
     if len(value.terms) < 2 or not any(table.sums_with(f.atom.id) for term in value.terms for f in term.factors):
         return value
     terms = _folded(table, list(value.terms))
-    if len(terms) == len(value.terms) and not _one_box(terms):
+    if len(terms) == len(value.terms) and not one_box(terms):
         try:
             cells = [(_refolded(table, inside), len(inside)) for _, inside in in_cells(table, value)]
         except Undescribed:
@@ -86,7 +90,7 @@ def _fold_aligned(table: Table, terms: list[Term]) -> list[Term] | None:
     """As _fold_once, for terms of one box whose dims are split in different ways: they are split alike first."""
     if not any(len({len(group) for group in groups}) > 1 for groups in zip(*(t.dims for t in terms), strict=True)):
         return None
-    if not _one_box(terms):
+    if not one_box(terms):
         return None
     labels = "".join(chr(97 + dim) for dim in range(len(terms[0].box)))
     layout = Layout(table)
@@ -116,12 +120,13 @@ def _refolded(table: Table, terms: list[Term]) -> list[Term]:
     return best
 
 
-def _one_box(terms: Sequence[Term]) -> bool:
+def one_box(terms: Sequence[Term]) -> bool:
     first = terms[0].box
     return all(equal(a[n], b[n]) for term in terms for a, b in zip(first, term.box, strict=True) for n in (0, 1))
 
 
-def _sum(table: Table, terms: Sequence[Term]) -> Term:
+def sum_of(table: Table, terms: Sequence[Term]) -> Term:
+    """An atom for the sum of several terms without sums that cover the same box."""
     labels = "".join(chr(97 + dim) for dim in range(len(terms[0].box)))
     layout = Layout(table)
     for term in terms:
@@ -130,7 +135,6 @@ def _sum(table: Table, terms: Sequence[Term]) -> Term:
     scale = terms[lead].coefficient
     parts = [Part((0, t.coefficient / scale), factors) for t, factors in zip(terms, layout.parts, strict=True)]
     atom, axes = table.define("lin", "sum", (), 1, parts, layout.ranges, **_signs(parts))
-    _register(table, atom)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
     settled = table.settle(Term(scale, (Factor(atom, axes),), layout.ranges, dims, terms[0].box))
     assert settled is not None
@@ -216,7 +220,7 @@ def _complete(member: Product, lead: Term, rest: Sequence[Term], axes: dict[int,
         return True
     for term in rest:
         found = _unify(member, term, {})
-        names = _shared(term, lead)
+        names = shared(term, lead)
         if found is None or names is None or any(v not in names for axis in missing for v, _ in found[0][axis].terms):
             continue
         axes.update({axis: substituted(found[0][axis], names) for axis in missing})
@@ -224,7 +228,7 @@ def _complete(member: Product, lead: Term, rest: Sequence[Term], axes: dict[int,
     return False
 
 
-def _shared(term: Term, lead: Term) -> dict[int, Index] | None:
+def shared(term: Term, lead: Term) -> dict[int, Index] | None:
     """The variables of one term's dims as positions of another's."""
     names: dict[int, Index] = {}
     for mine, its in zip(term.dims, lead.dims, strict=True):

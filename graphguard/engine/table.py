@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
-from graphguard.engine.lane import equal, everywhere, varies
+from graphguard.engine.lane import varies
 from graphguard.engine.normal import normal
+from graphguard.engine.part import Whole
 from graphguard.engine.rational import prime_powers
 from graphguard.engine.term import (
     FIRST_ID,
     IDX,
-    IMPULSE,
     ONE,
     SPECIAL,
-    STEP,
-    WINDOW,
     Atom,
     Factor,
     Index,
@@ -35,12 +33,12 @@ from graphguard.engine.term import (
     Term,
     Undescribed,
     Variable,
-    bounds,
     extent,
     mentioned,
     substituted,
 )
 from graphguard.engine.trace import Trace
+from graphguard.engine.widen import widened
 
 MOST_FACTORS = 24
 What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
@@ -127,7 +125,7 @@ class Table:
         self.definitions = _Definitions(self)
         self.subjects = _Noted(self, "subjects")  # the range of what a delta compares, by the delta's atom
         self.bounds = _Noted(self, "bounds")  # the declared range of an integer atom
-        self.parts = _Noted(self, "parts")  # of an input given as a sum: what it is part of, and how many there are
+        self._wholes: dict[int, Whole] = {}  # what atoms are parts of
         self._sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
         self.names = itertools.count()
         self.operands: list[Term] = []  # sums that the sequential program passes to functions
@@ -261,6 +259,19 @@ class Table:
             known.append(total)
         if self.trace is not None:
             self.trace.told(lambda there, atoms: there.note_sum(*atoms), (member, total))
+
+    def whole_of(self, part: int) -> Whole | None:
+        """What an atom is a part of."""
+        found = self._wholes.get(part)
+        if self.trace is not None:
+            self.trace.asked(_form_of_whole, (part,), found and found.form)
+            self.trace.found(_atoms_of_whole, (part,), found.atoms if found else [])
+        return found
+
+    def note_whole(self, part: Atom, whole: Whole) -> None:
+        self._wholes[part.id] = whole
+        if self.trace is not None:
+            self.trace.told(lambda there, atoms: there.note_whole(atoms[0], whole.of(atoms[1:])), (part, *whole.atoms))
 
     def note_operand(self, term: Term) -> None:
         """A sum that the sequential program passes to a function."""
@@ -401,7 +412,7 @@ class Table:
             if spans is None:
                 continue
             outside = mentioned(f for f in term.factors if variable not in f.variables())
-            for ranges in [term.ranges, *_widened(inside, term.ranges, variable, spans)]:
+            for ranges in [term.ranges, *widened(inside, term.ranges, variable, spans)]:
                 same = even if ranges is term.ranges else even | {variable}
                 if variable not in same:
                     continue
@@ -469,24 +480,26 @@ class Table:
 
     def _whole_part(self, term: Term, inside: tuple[Factor, ...], variable: Variable) -> Term | None:
         """The sum of all parts of a tensor is the tensor."""
-        if len(inside) != 1 or inside[0].atom.id not in self.parts or inside[0].power != 1:
+        if len(inside) != 1 or inside[0].power != 1:
             return None
-        original, count = self.parts[inside[0].atom.id]
-        first, *at = inside[0].at
-        low, high = term.ranges[variable]
-        if first.terms != ((variable, 1),) or any(variable in dict(i.terms) for i in at):
+        whole = self.whole_of(inside[0].atom.id)
+        if whole is None or not whole.is_summed(inside[0], variable, term.ranges):
             return None
-        if not (equal(low + first.offset, 0) and equal(high - low, count)):
-            return None
-        return self._replaced(term, inside, (variable,), original, tuple(at))
+        return self._with(
+            term.with_(coefficient=term.coefficient * whole.coefficient), inside, (variable,), whole.read_at(inside[0].at)
+        )
 
     def _replaced(
         self, term: Term, inside: tuple[Factor, ...], bound: Iterable[Variable], atom: Atom, axes: tuple[Index, ...]
     ) -> Term:
+        return self._with(term, inside, bound, (Factor(atom, axes),))
+
+    def _with(self, term: Term, inside: Sequence[Factor], bound: Iterable[Variable], factors: tuple[Factor, ...]) -> Term:
+        """The term with these factors in place of others and of sums over bound variables."""
         gone = {id(factor) for factor in inside}
         kept = tuple(factor for factor in term.factors if id(factor) not in gone)
         ranges = {v: span for v, span in term.ranges.items() if v not in bound}
-        found = normal(term.with_(factors=(*kept, Factor(atom, axes)), ranges=ranges), self.subjects)
+        found = normal(term.with_(factors=(*kept, *factors), ranges=ranges), self.subjects)
         assert found is not None
         return found
 
@@ -522,37 +535,22 @@ def _spans_of(table: Table, ids: tuple[int, ...], powers: tuple[Fraction, ...]) 
     return table._filed_products.get(_product_key(ids, powers))
 
 
+def _form_of_whole(table: Table, ids: tuple[int, ...]) -> object:
+    found = table.whole_of(*ids)
+    return found and found.form
+
+
+def _atoms_of_whole(table: Table, ids: tuple[int, ...]) -> Sequence[Atom]:
+    found = table.whole_of(*ids)
+    return found.atoms if found else []
+
+
 def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
     table.note_operand(term.with_(factors=(term.factors[0]._replace(atom=atoms[0]),)))
 
 
 def _require_defined(table: Table, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...]) -> None:
     table.require_defined(Factor(atom, (), power) for atom, power in zip(atoms, powers, strict=True))
-
-
-def _widened(
-    factors: Sequence[Factor], ranges: Mapping[Variable, Range], variable: Variable, spans: Sequence[Range]
-) -> Iterator[Mapping[Variable, Range]]:
-    """The ranges with that of a summed variable widened to one of these, where a step or an impulse is 0 on all that is added:
-    a causal row that is cut off behind its last key is summed over as many as the whole one."""
-    masks = [f for f in factors if f.atom in (STEP, IMPULSE, WINDOW)]
-    low, high = ranges[variable]
-    for first, last in spans if masks else ():
-        if (equal(low, first) and equal(high, last)) or not (everywhere(first <= low) and everywhere(high <= last)):
-            continue
-        added = [span for span in ((first, low), (high, last)) if not everywhere(span[0] == span[1])]
-        if all(any(_vanishes(mask, {**ranges, variable: span}) for mask in masks) for span in added):
-            yield {**ranges, variable: (first, last)}
-
-
-def _vanishes(mask: Factor, ranges: Mapping[Variable, Range]) -> bool:
-    """Whether a mask is 0 over all of these ranges, in lanes where they are not empty."""
-    low, high = bounds(mask.at[0], ranges)
-    empty = np.asarray(False)
-    for first, last in ranges.values():
-        empty = empty | np.asarray(last <= first)
-    outside = ((low > 0) | (high < 0)) if mask.atom is IMPULSE else high <= 0
-    return bool(np.all(np.asarray(outside) | empty))
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:

@@ -1,0 +1,35 @@
+"""Sums over more than they are over: what a mask adds is zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from graphguard.engine.lane import equal, everywhere
+from graphguard.engine.term import IMPULSE, STEP, WINDOW, Factor, Range, Variable, bounds
+
+
+def widened(
+    factors: Sequence[Factor], ranges: Mapping[Variable, Range], variable: Variable, spans: Sequence[Range]
+) -> Iterator[Mapping[Variable, Range]]:
+    """The ranges with that of a summed variable widened to one of these, where a step or an impulse is 0 on all that is added:
+    a causal row that is cut off behind its last key is summed over as many as the whole one."""
+    masks = [f for f in factors if f.atom in (STEP, IMPULSE, WINDOW)]
+    low, high = ranges[variable]
+    for first, last in spans if masks else ():
+        if (equal(low, first) and equal(high, last)) or not (everywhere(first <= low) and everywhere(high <= last)):
+            continue
+        added = [span for span in ((first, low), (high, last)) if not everywhere(span[0] == span[1])]
+        if all(any(_vanishes(mask, {**ranges, variable: span}) for mask in masks) for span in added):
+            yield {**ranges, variable: (first, last)}
+
+
+def _vanishes(mask: Factor, ranges: Mapping[Variable, Range]) -> bool:
+    """Whether a mask is 0 over all of these ranges, in lanes where they are not empty."""
+    low, high = bounds(mask.at[0], ranges)
+    empty = np.asarray(False)
+    for first, last in ranges.values():
+        empty = empty | np.asarray(last <= first)
+    outside = ((low > 0) | (high < 0)) if mask.atom is IMPULSE else high <= 0
+    return bool(np.all(np.asarray(outside) | empty))
