@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from harness import assert_same, capture_one, flat
+from harness import assert_replays_as_gloo, assert_same, capture_one, filled, flat
 
 from graphguard.api import capture_model, train_step
 from graphguard.capture.adapters import versions
@@ -64,6 +64,18 @@ def assert_gradients_are_parts(captured):
 
 
 # ---------------------------------------------------------------------- transformers
+def test_transformers_tensor_parallel_plan_replays_as_the_library_on_gloo():
+    pytest.importorskip("transformers")
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    def program(ids, w, mesh):
+        model = apply_tensor_parallelism(filled(transformers_model("Llama"), w), mesh)
+        outputs = train_step(causal_loss)(model, ids=ids)
+        return {"loss": outputs["loss"], "grads": outputs["grads"]}
+
+    assert_replays_as_gloo(program, 2, {**IDS, "w": Input((8000,), dtype=torch.float64)}, tolerance=1e-9)
+
+
 def transformers_model(kind):
     import transformers
 
@@ -99,8 +111,7 @@ def test_transformers_models_replay_as_eager(kind):
     assert_same(replay(captured.sequential, full), flat(train_step(causal_loss)(model, ids=full["ids"])))
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("kind", "world"), [("Llama", 2), ("Qwen2", 4)])
 def test_transformers_tensor_parallel_plan_has_the_sequential_gradients(kind, world):
     pytest.importorskip("transformers")
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
@@ -175,10 +186,35 @@ def capture_megatron(world, step, **options):
     )
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("options", [{}, RECOMPUTED], ids=["plain", "recomputed"])
+@pytest.mark.parametrize(("world", "options"), [(2, {}), (4, RECOMPUTED)], ids=["plain", "recomputed"])
 def test_megatron_tensor_parallelism_has_the_gradients_of_one_rank(world, options):
     assert_gradients_are_parts(capture_megatron(world, train_step(vocabulary_parallel_loss), **options))
+
+
+def cuda_is_the_cpu():
+    """All that megatron-core asks of torch.cuda in these programs. The library itself stays as it is."""
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+
+
+def test_megatron_tensor_parallelism_replays_as_the_library_on_gloo():
+    pytest.importorskip("megatron.core.models.gpt.gpt_layer_specs")
+
+    def program(ids, positions, mask, w):
+        if dist.get_backend() == "gloo":
+            cuda_is_the_cpu()
+        model = filled(megatron_model(dist.get_world_size(), use_cpu_initialization=True).double(), w)
+        loss = vocabulary_parallel_loss(model, ids, positions, mask)
+        loss.backward()
+        return {"loss": loss.detach(), "grads": {name: parameter.grad for name, parameter in model.named_parameters()}}
+
+    inputs = {
+        "ids": Input((2, 8), dtype=torch.int64, high=VOCABULARY),
+        "positions": Input((2, 8), dtype=torch.int64, high=8),
+        "mask": Input((2, 1, 8, 8), dtype=torch.bool),
+        "w": Input((6000,), dtype=torch.float64),
+    }
+    assert_replays_as_gloo(program, 2, inputs, tolerance=1e-5)  # its cross entropy and softmax are in float32
 
 
 def test_megatron_sequence_parallelism_has_the_gradients_of_one_rank():

@@ -1,5 +1,6 @@
 """Libraries as they are shipped: what they distribute is proved, and a fault that is put in is refuted and located."""
 
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,12 @@ import pytest
 from graphguard.checks import find_checks
 
 FOLDER = Path(__file__).parent.parent / "examples" / "libraries"
-NEEDS = {"transformers_tp": "transformers", "megatron_gpt": "megatron.core.models.gpt.gpt_layer_specs"}
+NEEDS = {
+    "transformers_tp": "transformers", "transformers_full_size": "transformers", "torchtitan_llama": "torchtitan",
+    "megatron_gpt": "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron_distributed": "megatron.core.models.gpt.gpt_layer_specs",
+    "accelerate_data_parallel": "accelerate", "deepspeed_data_parallel": "deepspeed",
+}  # fmt: skip
 # One check of each kind: the others differ from these in the plan or the mesh only, and `graphguard verify` runs them all.
 PROVED = [
     "torch_tensor_parallel::with_loss_parallel",
@@ -19,9 +25,16 @@ PROVED = [
     "torch_zero::adam",
     "transformers_tp::llama",
     "transformers_tp::llama_batch_of_one",
+    "transformers_tp::mixtral",
     "megatron_gpt::gated_transformer_layer",
     "megatron_gpt::gpt_with_sequence_parallelism",
 ]
+if os.environ.get("GRAPHGUARD_TEST_CASES") == "all":
+    PROVED = [
+        f"{file.stem}::{name}"
+        for file in sorted(FOLDER.glob("*.py"))
+        for name in re.findall(r"@gg\.check\ndef (\w+)", file.read_text())
+    ]
 # By fault: the kind of the first finding that locates it, the file and the words of the line.
 LOCATED = {
     "torch_tensor_parallel::row_parallel_without_a_reduction": (

@@ -6,6 +6,7 @@ The sequential program is the same model on one rank.
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.tensor_parallel import layers
 from megatron_gpt import SEQUENCE, VOCABULARY, alone, build, loss
 
 import graphguard as gg
@@ -75,3 +76,13 @@ def loss_is_divided_by_the_replicas():
         return loss(model, **inputs) / parallel_state.get_data_parallel_world_size()
 
     return verify(Replicated(divided))
+
+
+@gg.check(expect="refuted")
+def row_parallel_without_a_reduction():
+    def unreduced(model, **inputs):
+        if isinstance(model, DistributedDataParallel):
+            layers.reduce_from_tensor_model_parallel_region = lambda x, group=None: x
+        return loss(model, **inputs)
+
+    return verify(Replicated(unreduced))

@@ -84,6 +84,29 @@ def qwen3():
     return verify(Qwen3ForCausalLM, head_dim=4)
 
 
+EIGHT = {"tp": 8, "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 8}
+
+
+@gg.check
+def qwen2_on_eight_ranks():
+    return verify(Qwen2ForCausalLM, **EIGHT)
+
+
+@gg.check
+def mistral_on_eight_ranks():
+    return verify(MistralForCausalLM, **EIGHT)
+
+
+@gg.check
+def gpt_neox_on_eight_ranks():
+    return verify(GPTNeoXForCausalLM, **EIGHT)
+
+
+@gg.check
+def qwen3_on_eight_ranks():
+    return verify(Qwen3ForCausalLM, head_dim=4, **EIGHT)
+
+
 EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "batched_mm"}  # every token goes to both experts
 
 
@@ -95,6 +118,17 @@ def mixtral():
 @gg.check
 def qwen3_moe():
     return verify(Qwen3MoeForCausalLM, num_experts=2, moe_intermediate_size=8, head_dim=4, norm_topk_prob=True, **EXPERTS)
+
+
+@gg.check
+def mixtral_on_four_ranks():
+    return verify(MixtralForCausalLM, tp=4, num_key_value_heads=4, num_local_experts=2, **EXPERTS)
+
+
+@gg.check
+def qwen3_moe_on_four_ranks():
+    experts = {"num_experts": 2, "moe_intermediate_size": 8, "norm_topk_prob": True, **EXPERTS}
+    return verify(Qwen3MoeForCausalLM, tp=4, num_key_value_heads=4, head_dim=4, **experts)
 
 
 # ---------------------------------------------------------------------- faults in a copy of the plan

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from graphguard.ir import MARKED, Layout
 
-_WRAPPERS = {"DistributedDataParallel", "DataParallel", "Float16Module"}  # torch's and megatron-core's; they hold `.module`
+# torch's, megatron-core's and deepspeed's; they hold `.module`
+_WRAPPERS = {"DistributedDataParallel", "DataParallel", "Float16Module", "DeepSpeedEngine"}
 _INNER = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  # how other wrappers call what they wrap
 
 

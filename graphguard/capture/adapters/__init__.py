@@ -14,7 +14,7 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.fsdp
 import torch.distributed.optim  # imported before anything is replaced: it compiles code that names torch.tensor
 
-from graphguard.capture.adapters import data, ddp, devices, dtensor, fsdp, groups, megatron, pipelining
+from graphguard.capture.adapters import data, ddp, deepspeed, devices, dtensor, fsdp, groups, megatron, pipelining
 from graphguard.capture.adapters.holders import OBJECT_COLLECTIVES, Holders
 from graphguard.capture.adapters.versions import check_version, warn_of_versions
 from graphguard.capture.detours import close_detours
@@ -40,6 +40,7 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     devices.note_autocast(recorder)
     devices.locate_custom_functions(recorder)
     megatron.adjust_megatron(recorder)
+    deepspeed.adjust_deepspeed(recorder)
     if objects is not None:
         _adjust_for_ranks(recorder, holders, objects)
 

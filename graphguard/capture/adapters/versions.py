@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
 # By the name under which a library is installed. A library without an adapter is run as it is, in any version.
-TESTED = {"torch": "2.13.0", "megatron-core": "0.16.1"}
-_MODULES = {"torch": "torch", "megatron-core": "megatron.core"}
+TESTED = {"torch": "2.13.0", "megatron-core": "0.16.1", "deepspeed": "0.19.8"}
+_MODULES = {"torch": "torch", "megatron-core": "megatron.core", "deepspeed": "deepspeed"}
 
 
 def check_version(recorder: Recorder, library: str) -> None:
