@@ -132,6 +132,11 @@ class Node:
     __repr__ = __str__
 
 
+def is_unwritten(node: Node) -> bool:
+    """Whether a node gives memory that nothing was written to, which holds no value yet."""
+    return node.op.split(".")[1].removeprefix("new_").startswith("empty")
+
+
 class Constant(NamedTuple):
     """The value of a tensor that does not depend on the inputs, as raw little-endian bytes in row-major order."""
 

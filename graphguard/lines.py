@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from graphguard.ir import Graph, Node, Source
 
 
@@ -19,3 +21,13 @@ class OwnLines:
     def at(self, node: Node) -> Source | None:
         """Where an operation of the ranks is named: at their own line; a gradient, at the line whose gradient it is."""
         return node.source if node.backward else self.of(node.source)
+
+
+def helpers_of(graphs: Iterable[Graph]) -> frozenset[tuple[str, str]]:
+    """Functions that are called from several lines, as file and name: a line in one says little without its caller."""
+    callers: dict[tuple[str, str], set[tuple[str, int]]] = {}
+    for source in {node.source for graph in graphs for node in graph.nodes if node.source is not None}:
+        for each in source.outwards():
+            if each.caller is not None:
+                callers.setdefault((each.file, each.function), set()).add(each.caller.place)
+    return frozenset(function for function, places in callers.items() if len(places) > 1)

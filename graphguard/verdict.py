@@ -37,7 +37,8 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
     elif judgement.different or missing:
         report.verdict = "refuted"
         report.counterexample = judgement.counterexample
-        report.findings = _with_parting(_told(proof.findings, judgement), judgement)
+        findings = _with_repairs(_with_parting(_told(proof.findings, judgement), judgement), judgement)
+        report.findings = _with_caller(findings, judgement)
     else:
         report.conjecture = dict(judgement.conjecture)
         report.notes += _unexecuted(judgement, "so it is not known whether the programs differ")
@@ -89,6 +90,36 @@ def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding
     )
     stops = [] if about.distributed is None else [replace(about, kind="relation-lost", message=_stops(about))]
     return [first, *_second(first, (parting.beside, *(() if stops else parting.callers))), *stops, *others]
+
+
+def _with_repairs(findings: list[Finding], judgement: Judgement) -> list[Finding]:
+    """A change that was seen to make all outputs right says more than any line on the way: its line comes first."""
+    tried = [each for each in judgement.repairs if not each.weak]
+    if not tried:
+        return findings
+    first, best = findings[0], tried[0]
+    if best.kind == "undone" and first.distributed is not None:  # of two that may be left out, the one that is suspected anyway
+        best = next((e for e in tried if e.kind == "undone" and e.own.place == first.distributed.place), best)
+    lines = [line for each in tried for line in each.lines] if best.kind == "reduced" else best.lines
+    if best.kind == "retiled" and best.used is not None:
+        lines = [*lines, best.used]
+    if best.kind == "undone":  # what the loss is multiplied by has the same effect
+        lines = [*lines, *(each.own for each in tried if each.backward and each.kind == "scaled")]
+    if first.distributed is not None and first.distributed.place == lines[0].place:
+        head = replace(first, repair=best.text)
+        return [head, *_second(head, lines), *findings[1:]]
+    phase = "backward" if best.backward else "forward"
+    head = replace(first, distributed=lines[0], phase=phase, repair=best.text, law=None, holdings=(), sources=(lines[0],))
+    return [head, *_second(head, lines), *_second(head, [first.distributed]), *findings[1:]]
+
+
+def _with_caller(findings: list[Finding], judgement: Judgement) -> list[Finding]:
+    """Of a line in a helper, which call of it is meant."""
+    here = findings[0].distributed
+    if here is None or (here.file, here.function) not in judgement.helpers:
+        return findings
+    calls = (line for line in here.outwards() if (line.file, line.function) not in judgement.helpers)
+    return [findings[0], *_second(findings[0], [next(calls, None)]), *findings[1:]]
 
 
 def _parted(parting: Parting) -> str:

@@ -62,7 +62,7 @@ def test_a_missing_sum_is_named_where_the_summand_is_used_and_where_it_was_made(
     assert "summand" in law
 
 
-def test_a_wrong_order_is_named_beside_the_operation_that_it_spoils():
+def test_a_wrong_order_is_named_before_the_operation_that_it_spoils():
     def sequential(x, w):
         return x @ w
 
@@ -74,7 +74,7 @@ def test_a_wrong_order_is_named_beside_the_operation_that_it_spoils():
 
     inputs = {"x": gg.Input((4, 6), Shard(1)), "w": gg.Input((6, 3))}
     lines, _ = named(backwards, inputs, sequential)
-    assert lines[:2] == ["return whole @ w", "whole = torch.cat(parts[::-1], 1)"]
+    assert lines[:2] == ["whole = torch.cat(parts[::-1], 1)", "return whole @ w"]
 
 
 def test_a_gradient_that_is_not_summed_is_named_where_it_became_a_summand():

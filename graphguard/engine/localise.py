@@ -22,7 +22,7 @@ from graphguard.engine.table import Table
 from graphguard.engine.term import FIRST_ID, Undescribed, Value
 from graphguard.engine.unknown import Described, Environment
 from graphguard.engine.value import scale
-from graphguard.ir import Graph, Mesh, Node, Source
+from graphguard.ir import Graph, Mesh, Node, Source, is_unwritten
 from graphguard.ir import Value as Tensor
 
 MOST_CANDIDATES = 6
@@ -180,11 +180,12 @@ class Localiser:
 
 def scale_in_words(factor: Fraction, mesh: Mesh) -> str:
     """How a value differs that is a multiple of the expected one."""
-    for name, size in mesh.axes:
+    axes = [(name, size) for name, size in mesh.axes if factor in (size, Fraction(1, size))]
+    if len(axes) == 1:  # of several that have the size, none is known to be the one
+        name, size = axes[0]
         if factor == size:
             return f"it is {size} times the expected value: counted {size} times over axis {name}"
-        if factor == Fraction(1, size):
-            return f"it is 1/{size} of the expected value: divided once too often by the size of axis {name}, or not summed"
+        return f"it is 1/{size} of the expected value: divided once too often by the size of axis {name}, or not summed"
     return f"it is {factor} times the expected value"
 
 
@@ -240,6 +241,7 @@ def _first_break(graph: Graph, output: Tensor, related: Callable[[Tensor], bool]
         lost[tensor] = maker[tensor]
         pending += maker[tensor].operands()
     breaks = [Break(node, tensor) for tensor, node in lost.items() if not any(operand in lost for operand in node.operands())]
+    breaks = [each for each in breaks if not is_unwritten(each.node)] or breaks
     harmful = [each for each in breaks if not _recovers(graph, each.tensor, lost, related)]
     return min(harmful or breaks, key=lambda each: order[id(each.node)], default=None)
 

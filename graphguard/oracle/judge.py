@@ -17,15 +17,18 @@ from graphguard.errors import ReplayError
 from graphguard.expectation import Expectation
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
+from graphguard.lines import helpers_of
 from graphguard.oracle import draws
 from graphguard.oracle.budget import affordable, cost
 from graphguard.oracle.draws import Given, Ranges, Regime
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
+from graphguard.oracle.repair import Tried, tried
 from graphguard.oracle.script import script_of
 from graphguard.oracle.shrinking import Difference, shrunk
 from graphguard.oracle.shrunk import Shrunk
 from graphguard.oracle.slice import Programs, sliced
+from graphguard.oracle.suspects import Suspects, suspects_of
 from graphguard.oracle.trial import Trial, UndefinedError, execute
 from graphguard.oracle.watch import Tell, Watch
 
@@ -49,6 +52,8 @@ class Judgement:
     skipped: why nothing was executed. left_out: why only a part was.
     hints: what may have been meant by outputs that differ.
     orders: by output that differs, who holds which slices, where all are there in another order.
+    repairs: changes that were tried, and that make all outputs right.
+    helpers: functions that the ranks call from several lines, as file and name.
     """
 
     different: bool = False
@@ -63,6 +68,8 @@ class Judgement:
     left_out: str | None = None
     hints: tuple[str, ...] = ()
     orders: dict[str, str] = field(default_factory=dict)
+    repairs: tuple[Tried, ...] = ()
+    helpers: frozenset[tuple[str, str]] = frozenset()
 
 
 def judge(
@@ -193,9 +200,10 @@ class _Judging:
             else:
                 outcomes[path] = self._outcome(output)
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
+        example, repairs = self._first_counterexample(kinds) if kinds else (None, ())
         return Judgement(
             different=bool(kinds),
-            counterexample=self._first_counterexample(kinds),
+            counterexample=example,
             conjecture={path: outcome.clean.text for path, outcome in outcomes.items() if outcome.clean is not None},
             trials=len(self.trials) + len(self.further),
             seconds=time.perf_counter() - begun,
@@ -204,13 +212,18 @@ class _Judging:
             contradicted=tuple(contradicted),
             hints=self._hints(kinds),
             orders=self._orders(kinds),
+            repairs=repairs,
+            helpers=helpers_of(self.joint.graphs) if kinds else frozenset(),
         )
 
-    def _first_counterexample(self, kinds: Mapping[str, str]) -> Counterexample | None:
-        if not kinds:
-            return None
+    def _first_counterexample(self, kinds: Mapping[str, str]) -> tuple[Counterexample, tuple[Tried, ...]]:
+        """Of the output that is wrong first; and what would make all outputs right."""
         path = self._earliest(kinds)
-        return self._counterexample(path, kinds[path])
+        found = Difference(*self._output(path).difference(self.expected.get(path)))
+        again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
+        suspects = suspects_of(self.sequential, self.joint, again, self.mesh)
+        repairs = () if suspects is None else tried(suspects, self.expected, sorted(kinds, key=path.__ne__))
+        return self._counterexample(path, kinds[path], found, suspects), repairs
 
     def _orders(self, kinds: Mapping[str, str]) -> dict[str, str]:
         found = {}
@@ -243,16 +256,14 @@ class _Judging:
         places = {value: place for place, node in enumerate(self.sequential.nodes) for value in node.outputs}
         return min(paths, key=lambda path: places.get(self.sequential.outputs[path], -1))  # type: ignore[arg-type]
 
-    def _counterexample(self, path: str, kind: str) -> Counterexample:
+    def _counterexample(self, path: str, kind: str, found: Difference, suspects: Suspects | None) -> Counterexample:
         stated = self.expected.get(path)
-        found = Difference(*self._output(path).difference(stated))
-        again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
         part = sliced(self.programs, [path])
         look = partial(self._difference, part, path, kind, found.trial)
         smaller = shrunk(found, look, part.sequential.inputs, _runs(part)) if self.small else None
         trial, element, allowed = smaller or found
         output = self._output(path)
-        parting = parting_of(self.sequential, self.joint, again, element, self.mesh, None if smaller is None else trial)
+        parting = None if suspects is None else parting_of(suspects, element, None if smaller is None else trial)
         if parting is not None and element.shape is not None:  # the rank has no number there
             parting = replace(parting, expected=None, actual=None)
         return Counterexample(

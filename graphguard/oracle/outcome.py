@@ -126,7 +126,7 @@ class Output:
 
     def _follows(self, trial: Trial, graphs: Sequence[Graph | None], patience: float = 1.0) -> bool:
         for rank, tensor in trial.values(self.path).items():
-            local = _local(trial.references[self.path], graphs[rank])
+            local = local_reference(trial.references[self.path], graphs[rank])
             if tensor.shape != local.whole.shape or bool((local.excess(tensor) > patience).any()):
                 return False
         return True
@@ -187,7 +187,7 @@ class Output:
 
     def _against_code(self, trial: Trial, graphs: Sequence[Graph | None]) -> tuple[Element, float] | None:
         for rank, tensor in trial.values(self.path).items():
-            local = _local(trial.references[self.path], graphs[rank])
+            local = local_reference(trial.references[self.path], graphs[rank])
             found = _largest(local, tensor)
             if found is not None:
                 index, allowed = found
@@ -221,7 +221,7 @@ class Output:
         """What a rank should hold, the whole if nothing is stated, and where in the output that begins."""
         whole = trial.references[self.path]
         if expectation is not None and expectation.graphs is not None:
-            return _local(whole, expectation.graphs[rank]), None
+            return local_reference(whole, expectation.graphs[rank]), None
         if expectation is None or self.grid is None:
             return whole, (0,) * whole.whole.dim()
         spans = self.grid.spans(whole.whole.shape, self.on_grid(expectation), lane)
@@ -245,7 +245,7 @@ def _claims(reference: Reference) -> bool:
     return reference.whole.numel() == 0 or bool(reference.claimed.any())
 
 
-def _local(reference: Reference, graph: Graph | None) -> Reference:
+def local_reference(reference: Reference, graph: Graph | None) -> Reference:
     """What code makes of the sequential output for a rank."""
     assert graph is not None
     whole = reference.whole

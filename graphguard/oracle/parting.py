@@ -14,22 +14,15 @@ from graphguard.oracle.grid import Grid, Placements, cut
 from graphguard.oracle.suspects import Suspect, Suspects
 from graphguard.oracle.trial import Trial
 
-_MOST_ELEMENTS = 3_000_000, 12_000_000  # of all tensors that are looked at: of the sequential program, and of all ranks
 _MOST_PLACEMENTS = 64
 
 
-def parting_of(
-    sequential: Graph, joint: Joint, trial: Trial, element: Element, mesh: Mesh, shown: Trial | None = None
-) -> Parting | None:
-    """The place on the way to a wrong element where values part; None if there is none to be found cheaply.
+def parting_of(suspects: Suspects, element: Element, shown: Trial | None = None) -> Parting | None:
+    """The place on the way to a wrong element where values part; None if there is none to be found.
 
     shown: the trial whose numbers are told, if that is another one.
     """
-    for most, states in zip(_MOST_ELEMENTS, ([trial.sequential], trial.ranks), strict=True):
-        if sum(value.numel for state in states for value in state.values) > most:
-            return None
-    suspects = Suspects(sequential, joint, trial, mesh)
-    teller = _Teller(sequential, joint, shown or trial, mesh)
+    teller = _Teller(suspects.sequential, suspects.joint, shown or suspects.trial, suspects.mesh)
     suspect = suspects.first(element.path)
     return teller.at_the_end(suspects, element) if suspect is None else teller.at(suspects, suspect, element)
 
@@ -66,6 +59,7 @@ class _Teller:
         if made is None:
             return None
         since = None if local is None else suspects.summand_since((element.rank, local))
+        moved = None if local is None else suspects.moved_last((element.rank, local))
         return Parting(
             operator=made.op.removesuffix(".default"),
             sequential=None if before is None else before.source,
@@ -74,7 +68,7 @@ class _Teller:
             expected=_real(element.expected),
             actual=_real(element.actual),
             backward=after is not None and after.backward,
-            beside=None if since is None else suspects.own_lines.of(since.source),
+            beside=moved if since is None else suspects.own_lines.of(since.source),
             at_the_end=True,
         )
 

@@ -15,22 +15,26 @@ from functools import cached_property
 
 import torch
 
-from graphguard.ir import Graph, Mesh, Node, Source, Value
+from graphguard.ir import Graph, Mesh, Node, Source, Value, is_unwritten
 from graphguard.joint import Joint
-from graphguard.lines import OwnLines
+from graphguard.lines import OwnLines, helpers_of
 from graphguard.oracle.grid import Grid
 from graphguard.oracle.known import Known, Numbers, Origin, Sample
 from graphguard.oracle.trial import Trial
 
 At = tuple[int, Value]  # a rank, and a tensor of its program
 Tensors = list[torch.Tensor]
-_PASSED_OVER = {"detach", "alias", "clone", "t", "expand", "unsqueeze", "squeeze", "_to_copy", "diagonal", "as_strided"}
-_MOVES = {
+PASSED_OVER = {"detach", "alias", "clone", "t", "expand", "unsqueeze", "squeeze", "_to_copy", "diagonal", "as_strided"}
+MOVES = {
     "view", "_unsafe_view", "reshape", "slice", "select", "split", "split_with_sizes", "unbind", "transpose", "permute",
     "index_select", "gather", "index", "cat", "stack", "roll", "flip", "constant_pad_nd", "scatter", "slice_scatter",
     "select_scatter", "copy", "copy_", "index_put", "index_put_", "embedding", "masked_fill", "where", "repeat",
 }  # fmt: skip
-_TAKE_A_PART = _PASSED_OVER | {
+CUTS = {
+    "slice", "select", "split", "split_with_sizes", "unbind", "index_select", "gather", "index", "cat", "stack", "roll", "flip",
+    "slice_scatter", "select_scatter", "index_put", "index_put_", "repeat",
+}  # fmt: skip
+_TAKE_A_PART = PASSED_OVER | {
     "view", "_unsafe_view", "reshape", "slice", "select", "split", "split_with_sizes", "unbind", "transpose", "permute",
     "index_select", "gather", "index",
 }  # fmt: skip
@@ -46,6 +50,8 @@ _INSIDE: dict[str, Callable[[Tensors, Tensors], Tensors]] = {
     "linalg_vector_norm": lambda given, made: [given[0].square(), made[0].square()],
 }
 
+_MOST_ELEMENTS = 3_000_000, 12_000_000  # of all tensors that are looked at: of the sequential program, and of all ranks
+_MOST_EARLIER = 64  # tensors before a suspect that are looked at
 _MULTIPLES = tuple(float(n) for n in range(2, 17)) + tuple(1 / n for n in range(2, 17))
 
 
@@ -54,6 +60,14 @@ class Suspect:
     rank: int
     node: Node
     value: Value
+
+
+def suspects_of(sequential: Graph, joint: Joint, trial: Trial, mesh: Mesh) -> Suspects | None:
+    """None where there are too many numbers to look at."""
+    for most, states in zip(_MOST_ELEMENTS, ([trial.sequential], trial.ranks), strict=True):
+        if sum(value.numel for state in states for value in state.values) > most:
+            return None
+    return Suspects(sequential, joint, trial, mesh)
 
 
 class Suspects:
@@ -70,6 +84,7 @@ class Suspects:
         self.named: dict[object, dict[int, Value]] = {}
         for rank, graph in enumerate(joint.graphs):
             self._enter(rank, graph)
+        self.helpers = helpers_of(joint.graphs)
         self._origins: dict[At, Origin | None] = {}
         self._telling: dict[At, bool] = {}
 
@@ -182,6 +197,7 @@ class Suspects:
             for node in [self.makers[rank, value][1]]
             if not any(each in lost for each in self.operands(rank, node))
         ]
+        found = [each for each in found if not is_unwritten(each.node)] or found
         harmless = {each for each in found if (each.rank, each.value) in self._harmless}
         return min(found, key=lambda each: (each in harmless, self.order[each.node], each.rank, each.value.id), default=None)
 
@@ -214,10 +230,9 @@ class Suspects:
         tensor = self.trial.ranks[suspect.rank].values[suspect.value]
         sample = Sample.of(tensor)
         multiple = self.known.origin(sample, _MULTIPLES) if sample.numbers.size else None
-        if multiple is not None and multiple.owner is not None:
+        if multiple is not None and multiple.whole and multiple.owner not in self._inputs:
             factor = Fraction(multiple.factor).limit_denominator(64)
-            part = "" if multiple.whole else "a part of "
-            return f"it is {factor} times {part}what the sequential program has{self._sizes_in_words(factor)}"
+            return f"it is {factor} times what the sequential program has{self._sizes_in_words(factor)}"
         summed = sorted({axis for each in origins if each is not None for axis in each.summed})
         if summed and not node.communicates:
             names = ", ".join(self.mesh.names[axis] for axis in summed)
@@ -226,23 +241,60 @@ class Suspects:
 
     def _sizes_in_words(self, factor: Fraction) -> str:
         axes = [name for name, size in self.mesh.axes if size > 1 and size in (factor, 1 / factor)]
-        return f" (the size of axis {axes[0]})" if axes else ""
+        return f" (the size of axis {axes[0]})" if len(axes) == 1 else ""
+
+    @cached_property
+    def _inputs(self) -> set[int | None]:
+        """What the inputs are known as."""
+        return {None, *(self.known.owner_of.get(value) for value in self.sequential.inputs.values())}
 
     def beside(self, suspect: Suspect) -> Source | None:
         """Another line that may be the fault: where an operand became a summand, or else where the operands were moved last."""
-        since = (self.summand_since(at) for at in self.operands(suspect.rank, suspect.node))
-        nodes = [*(node for node in since if node is not None), *self._moves(suspect)]
-        here = self.own_lines.of(suspect.node.source)
-        lines = (self._line_beside(node, here) for node in nodes)
-        return next((line for line in lines if line is not None and (here is None or line.place != here.place)), None)
+        operands = self.operands(suspect.rank, suspect.node)
+        since = [node for at in operands if (node := self.summand_since(at)) is not None]
+        return self._beside(
+            [*since, *self._moves(operands), *self._earlier_moves(operands)], self.own_lines.of(suspect.node.source)
+        )
+
+    def moved_last(self, at: At) -> Source | None:
+        """The line, other than that of the operation that made it, on which a tensor of a rank was moved last."""
+        here = self.own_lines.of(self.makers[at][1].source) if at in self.makers else None
+        return self._beside(self._earlier_moves([at]), here)
+
+    def _beside(self, nodes: list[Node], here: Source | None) -> Source | None:
+        lines = [(self._line_beside(node, here), self.own_lines.of(node.source)) for node in nodes]
+        chosen = [*(line for line, _ in lines), *(line for _, line in lines)]
+        return next((line for line in chosen if line is not None and (here is None or line.place != here.place)), None)
 
     def _line_beside(self, node: Node, here: Source | None) -> Source | None:
-        """The line of an operation; if a function did it for the one that has the line `here`, the line that called it."""
+        """The line of an operation. If it is in a helper that exchanges something, or that several lines call, the line that
+        called for it in the function of the line `here`."""
         line = self.own_lines.of(node.source)
-        if line is None or here is None:
+        if line is None or here is None or (line.file, line.function) not in self.helpers | self._exchanging:
             return line
         calls = (each for each in line.outwards() if (each.file, each.function) == (here.file, here.function))
         return next((each for each in calls if each.place != here.place), line)
+
+    @cached_property
+    def _exchanging(self) -> frozenset[tuple[str, str]]:
+        """Functions in which ranks communicate, as file and name."""
+        sources = (node.source for graph in self.joint.graphs for node in graph.nodes if node.communicates)
+        return frozenset((source.file, source.function) for source in sources if source is not None)
+
+    def _earlier_moves(self, ats: list[At]) -> list[Node]:
+        """Operations before some tensors that took a part of something, or put parts together; the last first."""
+        found: set[tuple[int, int, Node]] = set()
+        pending, seen = list(ats), set(ats)
+        while pending and len(seen) < _MOST_EARLIER:
+            rank, node = self.makers.get(pending.pop(0), (0, None))
+            if node is None:
+                continue
+            if (node.communicates or _name(node) in CUTS) and not self._begins(node):
+                found.add((-self.order[node], rank, node))
+            fresh = [at for at in self.operands(rank, node) if at not in seen]
+            seen.update(fresh)
+            pending += fresh
+        return [node for *_, node in sorted(found, key=lambda each: each[:2])]
 
     def summand_since(self, at: At) -> Node | None:
         """The operation that made a summand of what was none, on the way to a tensor that is one."""
@@ -259,21 +311,21 @@ class Suspects:
         lines = [] if here is None else list(here.outwards())[1:]
         return [*lines[-1:], *lines[:1]]
 
-    def _moves(self, suspect: Suspect) -> list[Node]:
-        """Operations that only moved known numbers before a suspect, or made numbers that say nothing; the last first, and
-        first of all those that made such numbers as the sequential program has not."""
+    def _moves(self, operands: list[At]) -> list[Node]:
+        """Operations that only moved known numbers on the way to operands, or made numbers that say nothing; the last first,
+        and first of all those that made such numbers as the sequential program has not."""
         found: set[tuple[bool, int, int, Node]] = set()
-        pending, seen = self.operands(suspect.rank, suspect.node), set()
+        pending, seen = list(operands), set()
         while pending:
             at = pending.pop()
             if at in seen or at not in self.makers:
                 continue
             seen.add(at)
             rank, node = self.makers[at]
-            moves = node.communicates or _name(node) in _MOVES
-            if not (moves or not self.tells(at) or _name(node) in _PASSED_OVER or at in self._free):
+            moves = node.communicates or _name(node) in MOVES
+            if not (moves or not self.tells(at) or _name(node) in PASSED_OVER or at in self._free):
                 continue
-            if not self._begins(node) and _name(node) not in _PASSED_OVER and (moves or not self.tells(at)):
+            if not self._begins(node) and _name(node) not in PASSED_OVER and (moves or not self.tells(at)):
                 found.add((self._is_plain_part(at), -self.order[node], rank, node))
             pending += self.operands(rank, node)
         return [node for *_, node in sorted(found, key=lambda each: each[:3])]
@@ -289,7 +341,7 @@ class Suspects:
         while at in self.makers:
             rank, node = self.makers[at]
             operands = self.operands(rank, node)
-            if not operands or _name(node) not in _MOVES | _PASSED_OVER:
+            if not operands or _name(node) not in MOVES | PASSED_OVER:
                 return False
             at = operands[0]
         return at[1] in self.joint.graphs[at[0]].inputs.values()
