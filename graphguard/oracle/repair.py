@@ -54,16 +54,18 @@ class Repair:
     weak: bool
     place: int
     scales: bool = False  # the operation multiplies or divides, as the program says
+    written: bool = True  # the program has it; autograd has others
 
     @property
     def rank(self) -> tuple[bool, int, int]:
-        """The most telling first: what undoes something, then what multiplies or is in a backward that was written, then what
+        """The most telling first: what undoes something, then what multiplies, or is in a backward that was written, then what
         is exchanged."""
-        if self.kind == "undone":
-            return self.weak, 0, self.place
-        if self.scales or is_own_backward(self.node):
-            return self.weak, 1, self.place
-        return self.weak, 2 if self.kind == "scaled" and self.node.communicates else 3, self.place
+        own_backward = self.node.backward and self.written
+        if self.kind == "scaled":
+            order = [self.scales, own_backward, self.node.communicates, True]
+        else:
+            order = [self.kind == "undone", own_backward, False, True]
+        return self.weak, order.index(True) + (self.kind != "undone"), self.place
 
 
 @dataclass
@@ -101,7 +103,8 @@ class Repairs:
             path: [(rank, v) for rank, g in enumerate(joint.graphs) if (v := g.outputs.get(path))] for path in self.rights
         }
         self.useful = self.rerun.before(at for ends in self.ends.values() for at in ends)
-        self.scaling = _scaling(joint)
+        self.written = _written(joint)
+        self.scaling = _scaling(joint, self.written)
         axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
         self.sums = [chosen for count in range(1, len(axes) + 1) for chosen in itertools.combinations(axes, count)]
         seconds = cost(joint.graphs).seconds / max(1, sum(len(g.nodes) for g in joint.graphs))
@@ -142,7 +145,11 @@ class Repairs:
             for place, node in enumerate(graph.nodes):
                 kind = (node.op, node.source, node.backward)
                 turn = counts[kind] = counts.get(kind, -1) + 1
-                if not moved and (_name(node) in _VIEWS or node.op in _EXCHANGES) and not is_own_backward(node):
+                if (
+                    not moved
+                    and (_name(node) in _VIEWS or node.op in _EXCHANGES)
+                    and not (node.backward and node in self.written)
+                ):
                     continue
                 if moved and not self._moves(rank, node):
                     continue
@@ -203,8 +210,10 @@ class Repairs:
             if healed is not None:
                 scales = site.node in self.scaling
                 undoes = scales and self._is_undone(site, factor)
-                text = _scale_text(factor, undoes, site.node)
-                yield Repair(site.node, "undone" if undoes else "scaled", text, healed, site.place, scales)
+                text = self._scale_text(factor, undoes, site.node)
+                yield Repair(
+                    site.node, "undone" if undoes else "scaled", text, healed, site.place, scales, site.node in self.written
+                )
                 break
         if site.node.op == "dist.all_reduce":
             healed = self._heals({at: _kept(at, self.rerun.makers[at]) for at in site.ats})
@@ -213,7 +222,14 @@ class Repairs:
         if value.dtype.startswith(("float", "bfloat", "complex")):
             yield from self._reduced(site)
 
+    def _scale_text(self, factor: Fraction, undoes: bool, node: Node) -> str:
+        if undoes:
+            return f"without this {'division' if _name(node) in _DIVIDES else 'multiplication'} all outputs are right"
+        what = "result" if node in self.written else "gradient"
+        return f"with {factor} times the {what} of this line all outputs are right"
+
     def _reduced(self, site: Site) -> Iterator[Repair]:
+        scales = site.node in self.scaling
         for axes in self.sums:
             edit = self._sum(site, axes)
             if edit is None:
@@ -222,8 +238,9 @@ class Repairs:
             for word, mean in (("a sum", False), ("an average", True)):
                 healed = self._heals(self._sum(site, axes, mean) or {})
                 if healed is not None:
-                    text = f"with {word} over {names} after this line all outputs are right"
-                    yield Repair(site.node, "reduced", text, healed, site.place, site.node in self.scaling)
+                    where = "after this line" if site.node in self.written else "of the gradient that comes of this line"
+                    text = f"with {word} over {names} {where} all outputs are right"
+                    yield Repair(site.node, "reduced", text, healed, site.place, scales, site.node in self.written)
 
     def _sum(self, site: Site, axes: Sequence[int], mean: bool = False) -> Edit | None:
         """None where all ranks have the same, or some of them nothing."""
@@ -289,17 +306,20 @@ class Repairs:
         return weak
 
 
-def is_own_backward(node: Node) -> bool:
-    """Whether an operation is in a backward that was written."""
-    return node.backward and node.source is not None and node.source.function.split(".")[-1] == "backward"
+def _written(joint: Joint) -> set[Node]:
+    """Operations that the program has, in the forward direction, in a backward or in a hook. What autograd runs for the
+    gradient of a line has the line of an operation of the forward direction."""
+    nodes = [node for graph in joint.graphs for node in graph.nodes]
+    forward = {node.source for node in nodes if not node.backward}
+    return {node for node in nodes if not node.backward or node.source not in forward}
 
 
-def _scaling(joint: Joint) -> set[Node]:
+def _scaling(joint: Joint, written: set[Node]) -> set[Node]:
     """Operations that multiply or divide because the program says so, and those of their gradients. Autograd does both for
     reasons of its own, too."""
     nodes = [node for graph in joint.graphs for node in graph.nodes if _name(node) in _DIVIDES | _MULTIPLIES]
-    written = {node.source for node in nodes if not node.backward or is_own_backward(node)}
-    return {node for node in nodes if node.source in written}
+    lines = {node.source for node in nodes if node in written}
+    return {node for node in nodes if node.source in lines}
 
 
 def _times(at: At, factor: float) -> Change:
@@ -320,12 +340,6 @@ def _kept(at: At, reduction: Node) -> Change:
     """What is reduced, in place of what comes of it."""
     before = at[0], next(reduction.operands())
     return Change((before,), lambda get: get(before))
-
-
-def _scale_text(factor: Fraction, undoes: bool, node: Node) -> str:
-    if undoes:
-        return f"without this {'division' if _name(node) in _DIVIDES else 'multiplication'} all outputs are right"
-    return f"with {factor} times the result of this line all outputs are right"
 
 
 def _name(node: Node) -> str:

@@ -55,7 +55,7 @@ class Right:
         sample = self.output.sample(self.trial)
         every = itertools.islice(self.grid.candidates(self._reference.whole.shape), _MOST_CANDIDATES)
         fitting = [placements for placements in every if fits(self.grid, placements, sample)]
-        return [placements for placements in fitting if worst(self.grid, placements, sample) <= 1][:1] or fitting
+        return [placements for placements in fitting if self._holds(placements, sample)][:1] or fitting
 
     @cached_property
     def _held(self) -> bool:
@@ -72,9 +72,12 @@ class Right:
             return False if all(part.fits(t) for part, t in zip(self._locals, tensors, strict=True)) else None
         sample = Sample(self._reference, tensors)
         for placements in self._placements:
-            if worst(self.grid, placements, sample) <= 1 and not are_shares(self.grid, placements, [sample]):
+            if self._holds(placements, sample):
                 return self.expectation is None and "Partial(sum)" in placements
         return None
+
+    def _holds(self, placements: Placements, sample: Sample) -> bool:
+        return worst(self.grid, placements, sample) <= 1 and not are_shares(self.grid, placements, [sample])
 
     def factors(self, once: Tensors, twice: Tensors) -> list[Fraction]:
         """By what something may have to be multiplied for the output to be right, which is `once` as it is, and `twice` when

@@ -1,0 +1,95 @@
+"""Repairs that are tried on refuted programs: which change makes all outputs right, and where that says to look."""
+
+import inspect
+
+import torch
+import torch.distributed as dist
+
+import graphguard as gg
+from graphguard import Replicate, Shard
+
+ROWS = {"x": gg.Input((4, 6), Shard(0)), "w": gg.Input((6, 3))}
+WHOLE = {"x": gg.Input((4, 6)), "a": gg.Input((6, 8), Shard(1)), "b": gg.Input((8, 3), Shard(0))}
+
+
+def first(sequential, distributed, inputs, **options):
+    """The text of the first line that is named, and the repair that is told there."""
+    report = gg.verify(sequential, distributed, mesh={"dp": 2}, inputs=inputs, **options)
+    assert report.verdict == "refuted"
+    lines, start = inspect.getsourcelines(distributed)
+    finding = report.findings[0]
+    return lines[finding.distributed.line - start].strip(), finding.repair
+
+
+def gradient(x, w):
+    w.requires_grad_()
+    (x @ w).square().mean().backward()
+    return w.grad
+
+
+def test_a_division_too_many_is_named_and_told_as_what_to_leave_out():
+    def halved_twice(x, w):
+        w.requires_grad_()
+        loss = (x @ w).square().mean()
+        (loss / 2).backward()
+        grad = w.grad.clone()
+        dist.all_reduce(grad, op=dist.ReduceOp.AVG)
+        return grad
+
+    assert first(gradient, halved_twice, ROWS) == ("(loss / 2).backward()", "without this division all outputs are right")
+
+
+def test_a_mean_of_gradients_that_is_missing_is_named_at_the_line_whose_gradient_it_is():
+    def sequential(x, w):
+        return w.detach() - 0.1 * gradient(x, w)
+
+    def unreduced(x, w):
+        w.requires_grad_()
+        (x @ w).square().mean().backward()
+        return w.detach() - 0.1 * w.grad
+
+    text = "with an average over dp of the gradient that comes of this line all outputs are right"
+    assert first(sequential, unreduced, ROWS) == ("(x @ w).square().mean().backward()", text)
+
+
+def test_a_count_over_too_many_ranks_is_named_where_it_is_reduced():
+    def sequential(x, w):
+        return (x @ w).sum() / 4
+
+    def counted(x, w):
+        total = (x @ w).sum()
+        count = torch.ones(4).sum()
+        dist.all_reduce(count)
+        dist.all_reduce(total)
+        return total / count
+
+    line, repair = first(sequential, counted, ROWS, outputs={"out": Replicate()})
+    assert line == "dist.all_reduce(count)" and repair == "without this reduction all outputs are right"
+
+
+def test_a_wrong_tile_is_named_where_it_is_cut():
+    def sequential(x, a, b):
+        return (x @ a @ b) * torch.arange(4.0)[:, None].cos()
+
+    def backwards(x, a, b):
+        rows = x.chunk(2)[dist.get_rank()]
+        weights = torch.arange(4.0)[:, None].cos()
+        mine = weights.chunk(2)[1 - dist.get_rank()]
+        return (rows @ a @ b) * mine
+
+    inputs = {"x": gg.Input((4, 6)), "a": gg.Input((6, 8)), "b": gg.Input((8, 3))}
+    line, repair = first(sequential, backwards, inputs)
+    assert line == "mine = weights.chunk(2)[1 - dist.get_rank()]"
+    assert repair == "with the rank's own tile here all outputs are right"
+
+
+def test_where_no_single_change_helps_none_is_told():
+    def mlp(x, a, b):
+        return torch.tanh(x @ a) @ b
+
+    def another(x, a, b):
+        y = torch.sin(x @ a) @ b
+        dist.all_reduce(y)
+        return y
+
+    assert first(mlp, another, WHOLE)[1] is None
