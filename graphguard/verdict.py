@@ -147,7 +147,9 @@ def _second(first: Finding, lines: Iterable[Source | None]) -> list[Finding]:
     if other is None:
         return []
     message = f"{first.output}: beside the line above, {PASSES_HERE}" if first.output else PASSES_HERE
-    return [replace(first, kind="relation-lost", message=message, distributed=other, sources=(), law=None, holdings=())]
+    return [
+        replace(first, kind="relation-lost", message=message, distributed=other, sources=(), law=None, repair=None, holdings=())
+    ]
 
 
 def _suited(finding: Finding, path: str, judgement: Judgement) -> Finding:

@@ -59,7 +59,6 @@ class _Teller:
         if made is None:
             return None
         since = None if local is None else suspects.summand_since((element.rank, local))
-        moved = None if local is None else suspects.moved_last((element.rank, local))
         return Parting(
             operator=made.op.removesuffix(".default"),
             sequential=None if before is None else before.source,
@@ -68,7 +67,7 @@ class _Teller:
             expected=_real(element.expected),
             actual=_real(element.actual),
             backward=after is not None and after.backward,
-            beside=moved if since is None else suspects.own_lines.of(since.source),
+            beside=None if since is None else suspects.own_lines.of(since.source),
             at_the_end=True,
         )
 

@@ -17,7 +17,7 @@ import torch
 
 from graphguard.ir import Graph, Mesh, Node, Source, Value, is_unwritten
 from graphguard.joint import Joint
-from graphguard.lines import OwnLines, helpers_of
+from graphguard.lines import OwnLines
 from graphguard.oracle.grid import Grid
 from graphguard.oracle.known import Known, Numbers, Origin, Sample
 from graphguard.oracle.trial import Trial
@@ -84,7 +84,6 @@ class Suspects:
         self.named: dict[object, dict[int, Value]] = {}
         for rank, graph in enumerate(joint.graphs):
             self._enter(rank, graph)
-        self.helpers = helpers_of(joint.graphs)
         self._origins: dict[At, Origin | None] = {}
         self._telling: dict[At, bool] = {}
 
@@ -252,34 +251,24 @@ class Suspects:
         """Another line that may be the fault: where an operand became a summand, or else where the operands were moved last."""
         operands = self.operands(suspect.rank, suspect.node)
         since = [node for at in operands if (node := self.summand_since(at)) is not None]
-        return self._beside(
-            [*since, *self._moves(operands), *self._earlier_moves(operands)], self.own_lines.of(suspect.node.source)
-        )
+        return self._beside([*since, *self._moves(operands)], suspect)
 
-    def moved_last(self, at: At) -> Source | None:
-        """The line, other than that of the operation that made it, on which a tensor of a rank was moved last."""
-        here = self.own_lines.of(self.makers[at][1].source) if at in self.makers else None
-        return self._beside(self._earlier_moves([at]), here)
+    def before(self, suspect: Suspect) -> Source | None:
+        """Where what the operands come of was moved last."""
+        return self._beside(self._earlier_moves(self.operands(suspect.rank, suspect.node)), suspect)
 
-    def _beside(self, nodes: list[Node], here: Source | None) -> Source | None:
-        lines = [(self._line_beside(node, here), self.own_lines.of(node.source)) for node in nodes]
-        chosen = [*(line for line, _ in lines), *(line for _, line in lines)]
-        return next((line for line in chosen if line is not None and (here is None or line.place != here.place)), None)
+    def _beside(self, nodes: list[Node], suspect: Suspect) -> Source | None:
+        here = self.own_lines.of(suspect.node.source)
+        lines = (self._line_beside(node, here) for node in nodes)
+        return next((line for line in lines if line is not None and (here is None or line.place != here.place)), None)
 
     def _line_beside(self, node: Node, here: Source | None) -> Source | None:
-        """The line of an operation. If it is in a helper that exchanges something, or that several lines call, the line that
-        called for it in the function of the line `here`."""
+        """The line of an operation; if a function did it for the one that has the line `here`, the line that called it."""
         line = self.own_lines.of(node.source)
-        if line is None or here is None or (line.file, line.function) not in self.helpers | self._exchanging:
+        if line is None or here is None:
             return line
         calls = (each for each in line.outwards() if (each.file, each.function) == (here.file, here.function))
         return next((each for each in calls if each.place != here.place), line)
-
-    @cached_property
-    def _exchanging(self) -> frozenset[tuple[str, str]]:
-        """Functions in which ranks communicate, as file and name."""
-        sources = (node.source for graph in self.joint.graphs for node in graph.nodes if node.communicates)
-        return frozenset((source.file, source.function) for source in sources if source is not None)
 
     def _earlier_moves(self, ats: list[At]) -> list[Node]:
         """Operations before some tensors that took a part of something, or put parts together; the last first."""
@@ -309,7 +298,8 @@ class Suspects:
         """The lines that called for a suspect: the outermost, and the nearest."""
         here = self.own_lines.of(suspect.node.source)
         lines = [] if here is None else list(here.outwards())[1:]
-        return [*lines[-1:], *lines[:1]]
+        before = self.before(suspect)
+        return [*lines[-1:], *lines[:1], *([] if before is None else [before])]
 
     def _moves(self, operands: list[At]) -> list[Node]:
         """Operations that only moved known numbers on the way to operands, or made numbers that say nothing; the last first,
