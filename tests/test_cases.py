@@ -38,6 +38,7 @@ MODULES = (
     "context",
     "zigzag",
     "ulysses_ring",
+    "ring_flash",
     "positions",
     "pipeline",
     "tied_stages",

@@ -190,6 +190,48 @@ def later_keys(s, v):
     return (p @ v[4:]) / p.sum(-1, keepdim=True)
 
 
+def seen_from_row_two(s, v):
+    return s.masked_fill(above_diagonal(8, 8), -INF).softmax(-1)[2:6] @ v
+
+
+def blocks_of_keys(s, v):
+    """Rows 2 to 5 over keys 0 to 3 and 4 to 7: rows 2 and 3 see none of the second block, so that its mean is nan there."""
+    parts = s.masked_fill(above_diagonal(8, 8), -INF)[2:6].chunk(2, -1)
+    logs = [part.logsumexp(-1, keepdim=True) for part in parts]
+    means = [(part - log).exp() @ values for part, log, values in zip(parts, logs, v.chunk(2), strict=True)]
+    return *logs, *means
+
+
+def merged_by_log_with_rows_of_nothing(s, v):
+    a, b, left, right = blocks_of_keys(s, v)
+    both = torch.logaddexp(a, b)
+    return (a - both).exp() * left + (b - both).exp() * right
+
+
+def merged_by_sigmoid_with_rows_of_nothing(s, v):
+    a, b, left, right = blocks_of_keys(s, v)
+    return left - torch.sigmoid(b - a) * (left - right)
+
+
+def the_other_way_with_rows_of_nothing(s, v):
+    a, b, left, right = blocks_of_keys(s, v)
+    return right - torch.sigmoid(a - b) * (right - left)
+
+
+def scores_alone(s, v):
+    return s * 1
+
+
+def times_and_over_rows_of_nothing(s, v):
+    rows = s.exp().masked_fill(torch.ones(8, 8, dtype=torch.bool).tril(), 0).sum(-1, keepdim=True)  # the last is 0
+    return s * rows / rows
+
+
+def over_the_exp_of_a_masked_log(s, v):
+    keep = (torch.arange(8) < 4).to(s.dtype)
+    return s * keep * (-keep.log()).exp() * keep  # infinity times zero
+
+
 def nothing(s, v):
     return torch.zeros(8, 8)
 
@@ -257,6 +299,11 @@ def on_the_diagonal(s, v, scattered):
         (partial(on_the_diagonal, scattered=False), partial(on_the_diagonal, scattered=True)),
         (causal, cut_before_its_last_key),
         (later_keys, rows_without_a_key),
+        (seen_from_row_two, merged_by_log_with_rows_of_nothing),
+        (seen_from_row_two, merged_by_sigmoid_with_rows_of_nothing),
+        (seen_from_row_two, the_other_way_with_rows_of_nothing),
+        (scores_alone, times_and_over_rows_of_nothing),
+        (kept_columns, over_the_exp_of_a_masked_log),
         (nothing, exp_of_infinities_that_cancel),
         (halves, halves_swapped),
     ],

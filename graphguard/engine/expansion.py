@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import product as choices
 
 from graphguard.engine.definition import Product
+from graphguard.engine.grid import covers, in_cells
 from graphguard.engine.merge import merged
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
@@ -22,24 +23,33 @@ HIGHEST_POWER = 3
 
 
 def equal_written_out(table: Table, a: Value, b: Value) -> bool:
-    """Whether a - b is zero once sums are written out."""
+    """Whether a - b is zero once sums are written out; where their pieces do not lie alike, in each cell of both grids."""
     table.spoil_trace()  # the work is bounded for the proof as a whole
     folding, table.folding = table.folding, False
     try:
         terms = merged(table, [*a.terms, *scale(b, -ONE).terms])
-        for _ in range(MOST_STEPS):
-            if not terms:
-                return True
-            youngest = max((f.atom.id for term in terms for f in term.factors if expandable(table, f)), default=None)
-            table.written += len(terms)
-            if youngest is None or len(terms) > MOST_TERMS or table.written > MOST_WORK:
-                return False
-            terms = merged(table, [each for term in terms for each in written_out(table, term, youngest)])
-        return False
+        if _vanish(table, terms):
+            return True
+        if all(covers(term.box, a.shape) for term in terms):
+            return False
+        return all(_vanish(table, merged(table, inside)) for _, inside in in_cells(table, Value(a.shape, terms)))
     except Undescribed:
         return False
     finally:
         table.folding = folding
+
+
+def _vanish(table: Table, terms: tuple[Term, ...]) -> bool:
+    """Whether the terms are nothing once sums are written out, the youngest first."""
+    for _ in range(MOST_STEPS):
+        if not terms:
+            return True
+        youngest = max((f.atom.id for term in terms for f in term.factors if expandable(table, f)), default=None)
+        table.written += len(terms)
+        if youngest is None or len(terms) > MOST_TERMS or table.written > MOST_WORK:
+            return False
+        terms = merged(table, [each for term in terms for each in written_out(table, term, youngest)])
+    return False
 
 
 def expandable(table: Table, factor: Factor) -> bool:

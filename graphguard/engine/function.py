@@ -13,13 +13,13 @@ import numpy as np
 
 from graphguard.engine.definition import Part, Product
 from graphguard.engine.grid import Box, by_cell, covers
-from graphguard.engine.lane import Lane, at_lane, varies
-from graphguard.engine.product import Layout, constant, filled, multiply
+from graphguard.engine.lane import Lane, varies
+from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import Table, weighted
-from graphguard.engine.term import ONE, Atom, Factor, Index, Term, Undescribed, Value, substituted
-from graphguard.engine.value import add, masked
+from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
+from graphguard.engine.value import add, masked, taken
 from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_vanish
 
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
@@ -29,7 +29,7 @@ ODD = {"sin", "tan", "tanh", "sinh", "asinh", "atan", "asin", "atanh", "sign", "
 EVEN = {"cos", "cosh", "abs"}
 MOST_COPIES = 4  # of a root
 MOST_BITS_OF_A_POWER = 1000  # a float holds no more
-MOST_KINDS = 4  # of lanes with different shares, told apart
+MOST_KINDS = 8  # of lanes with different shares, told apart
 ZERO_AT_ZERO = {
     "relu",
     "positive",
@@ -58,20 +58,12 @@ def by_weight(table: Table, values: Sequence[Value], work: Callable[[Sequence[Va
         raise Undescribed("a function of what ranks hold in many different shares")
     parts = []
     for kind in kinds.T:
-        there = np.asarray((weights == kind[:, None]).all(axis=0), dtype=np.int64)
-        lane = int(np.flatnonzero(there)[0])
-        result = work([_at_kind(value, lane) for value in values])
-        parts.append(masked(table, result, there))
+        there = (weights == kind[:, None]).all(axis=0)
+        first = int(np.flatnonzero(there)[0])
+        lanes = np.where(there, np.arange(len(there)), first)  # the other lanes look like one that is there, and do not count
+        result = work([folded(table, taken(table, value, lanes)) for value in values])
+        parts.append(masked(table, Value(values[0].shape, result.terms), np.asarray(there, dtype=np.int64)))
     return add(table, parts)
-
-
-def _at_kind(value: Value, lane: int) -> Value:
-    terms = []
-    for term in value.terms:
-        share = at_lane(term.weight, lane)
-        if share:
-            terms.append(term.with_(coefficient=term.coefficient * share, weight=1))
-    return Value(value.shape, tuple(terms))
 
 
 def apply(table: Table, name: str, values: Sequence[Value], parameters: tuple[Hashable, ...] = ()) -> Value:
@@ -103,7 +95,7 @@ def _function(table: Table, name: str, operands: Sequence[Term | None], paramete
     parts: list[tuple[int, Fraction]] = []
     weight: Lane = 1
     if all(term is None for term in operands):
-        nothing = _settled(table, filled(table, box))
+        nothing = settled_as_one(table, filled(table, box))
         layout.lay(nothing, labels)
         layout.parts, box, weight = [], nothing.box, nothing.weight
     for number, term in enumerate(operands):
@@ -114,7 +106,7 @@ def _function(table: Table, name: str, operands: Sequence[Term | None], paramete
     facts = {"positive": name in POSITIVE, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
     atom, axes = table.define("function", name, parameters, len(operands), products, layout.ranges, **facts)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-    return _settled(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box, weight))
+    return settled_as_one(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box, weight))
 
 
 def _operand(table: Table, terms: Sequence[Term]) -> Term | None:
@@ -132,11 +124,11 @@ def _rectified(table: Table, term: Term | None) -> Term | None:
         if definition is not None and definition.name == "relu" and definition.operands[0]:
             (product,) = definition.operands[0]
             inner = instance(product, {-1 - n: index for n, index in enumerate(term.factors[0].at)})
-            return _settled(table, term.with_(coefficient=product.label[1], factors=inner))
+            return settled_as_one(table, term.with_(coefficient=product.label[1], factors=inner))
     return term.with_(coefficient=ONE)
 
 
-def _settled(table: Table, term: Term) -> Term:
+def settled_as_one(table: Table, term: Term) -> Term:
     settled = table.settle(term)
     if settled is None:
         raise Undescribed("a function of nothing")
@@ -205,9 +197,9 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
                 return _function(table, "pow", [term], (exponent,), box)
             scale, roots = table.root(term.coefficient, exponent)
             factors = (*factors, *roots)
-        raised = _settled(table, term.with_(coefficient=scale, factors=factors))
+        raised = settled_as_one(table, term.with_(coefficient=scale, factors=factors))
         own = [f for f in raised.factors if f.atom.kind == "sum" and not table.is_filed(f.atom)]
-        return _settled(table, _opened(table, raised, own))  # the square of a norm may be part of a larger sum
+        return settled_as_one(table, with_open_sum(table, raised, own))  # the square of a norm may be part of a larger sum
 
     return by_cell(table, [value], on_cell)
 
@@ -218,7 +210,7 @@ def _root_of_product(table: Table, term: Term, exponent: Fraction, box: Box) -> 
         return _function(table, "pow", [term], (exponent,), box)
     scale, roots = table.root(term.coefficient, exponent)
     found = _function(table, "pow", [term.with_(coefficient=ONE)], (exponent,), box)
-    return _settled(table, found.with_(coefficient=scale, factors=(*found.factors, *roots)))
+    return settled_as_one(table, found.with_(coefficient=scale, factors=(*found.factors, *roots)))
 
 
 def _raised(factors: Sequence[Factor], exponent: Fraction) -> tuple[Factor, ...] | None:
@@ -254,12 +246,12 @@ def _root(number: int, degree: int) -> int | None:
 
 
 # ---------------------------------------------------------------------- exp and log
-def exp(table: Table, value: Value) -> Value:
-    """exp(a + b) is exp(a) exp(b), and exp(c a) is exp(a) to the power c."""
-    return by_weight(table, [value], lambda each: _exp(table, each[0]))
+def exp(table: Table, value: Value, opened: bool = True) -> Value:
+    """exp(a + b) is exp(a) exp(b), and exp(c a) is exp(a) to the power c. A sum that is left over is open unless said."""
+    return by_weight(table, [value], lambda each: _exp(table, each[0], opened))
 
 
-def _exp(table: Table, value: Value) -> Value:
+def _exp(table: Table, value: Value, opened: bool) -> Value:
     def on_cell(cells: list[list[Term]], box: Box) -> Term | None:
         labels = "".join(chr(97 + dim) for dim in range(len(box)))
         layout = Layout(table)
@@ -276,7 +268,8 @@ def _exp(table: Table, value: Value) -> Value:
             factors.append((len(layout.parts) - 1, term.coefficient))
         product = [f for place, scale in factors for f in _exp_factors(table, layout.parts[place], scale)]
         dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-        return table.settle(_opened(table, Term(ONE, tuple(product), layout.ranges, dims, box)))
+        term = Term(ONE, tuple(product), layout.ranges, dims, box)
+        return table.settle(with_open_sum(table, term) if opened else term)
 
     return by_cell(table, [value], on_cell)
 
@@ -288,7 +281,7 @@ def _is_exp_of_nothing(table: Table, terms: Sequence[Term]) -> bool:
     return bool(masked_out) and not any(may_vanish(table, factor.atom) for term in rest for factor in term.factors)
 
 
-def _opened(table: Table, term: Term, among: Sequence[Factor] | None = None) -> Term:
+def with_open_sum(table: Table, term: Term, among: Sequence[Factor] | None = None) -> Term:
     """The term with the one sum that a function left as an atom as a sum again: it may be part of a larger one."""
     sums = [f for f in term.factors if f.atom.kind == "sum"] if among is None else among
     if table.recording or len(sums) != 1 or sums[0].power != 1:
@@ -301,31 +294,6 @@ def _opened(table: Table, term: Term, among: Sequence[Factor] | None = None) -> 
         names[number], ranges[variable] = Index(((variable, 1),)), (0, size)
     rest = [f for f in term.factors if f is not sums[0]]
     return term.with_(factors=(*rest, *instance(product, names)), ranges=ranges)
-
-
-def sigmoid(table: Table, value: Value) -> Value:
-    """sigmoid(log A - log B) is A / (A + B); of what has no logs, nothing more is known."""
-    inside = [f for term in value.terms for f in term.factors]
-    if any(_name(table, f.atom) == "log" for f in inside):
-        ratio = exp(table, folded(table, value))
-        if len(ratio.terms) == 1 and covers(ratio.terms[0].box, ratio.shape) and not ratio.terms[0].summed:
-            return _share(table, ratio)
-    return apply(table, "sigmoid", [value])
-
-
-def _name(table: Table, atom: Atom) -> str | None:
-    definition = table.definitions.get(atom.id)
-    return None if definition is None else definition.name
-
-
-def _share(table: Table, ratio: Value) -> Value:
-    """A / (A + B) of A / B."""
-    (term,) = ratio.terms
-    above = term.with_(factors=tuple(f for f in term.factors if f.power > 0))
-    below = term.with_(coefficient=ONE, factors=tuple(f._replace(power=-f.power) for f in term.factors if f.power < 0))
-    a, b = (Value(ratio.shape, (_settled(table, _opened(table, each)),)) for each in (above, below))
-    labels = "".join(chr(97 + dim) for dim in range(len(ratio.shape)))
-    return multiply(table, [a, power(table, add(table, [a, b]), -ONE)], [labels, labels], labels)
 
 
 def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> list[Factor]:
@@ -341,13 +309,22 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
             return result
         if definition.name == "log" and definition.operands[0] and definition.operands[0][0].label == (0, ONE):
             inner = instance(definition.operands[0][0], axes)
-            if scale == 1 or all(f.atom.positive for f in inner):
-                return [f._replace(power=f.power * scale) for f in inner]
+            if scale == 1 or all(f.atom.positive or _is_row(f, scale) for f in inner):
+                raised = [f._replace(power=f.power * scale) for f in inner]
+                table.require_defined(raised)
+                return raised
     finite = not any(may_vanish(table, factor.atom) for factor in factors)  # exp(log 0) is 0
     atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=finite, nonnegative=True)
-    raised = Factor(atom, positions, scale)
-    table.require_defined([raised])
-    return [raised]
+    power = Factor(atom, positions, scale)
+    table.require_defined([power])
+    return [power]
+
+
+def _is_row(factor: Factor, scale: Fraction) -> bool:
+    """Whether exp(scale · log) of a sum of weights, of which a mask may leave nothing, is a power of it. Where nothing is
+    left, a negative scale is a division by zero in both forms, which is said where it is the ranks' alone."""
+    whole = scale.denominator == 1 and factor.power.denominator == 1
+    return whole and factor.atom.kind in ("sum", "lin") and factor.atom.nonnegative
 
 
 def instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
@@ -382,10 +359,10 @@ def _log_terms(table: Table, term: Term, factor: Factor) -> tuple[Term, ...]:
     if definition is not None and definition.name == "exp":
         (product,) = definition.operands[0]
         factors = instance(product, {-1 - n: index for n, index in enumerate(factor.at)})
-        return (_settled(table, term.with_(coefficient=factor.power, factors=factors)),)
+        return (settled_as_one(table, term.with_(coefficient=factor.power, factors=factors)),)
     part = Part((0, ONE), (factor._replace(power=ONE),))
     return (
-        _settled(
+        settled_as_one(
             table, term.with_(coefficient=factor.power, factors=(Factor(*table.define("function", "log", (), 1, [part], {})),))
         ),
     )

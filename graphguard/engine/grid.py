@@ -9,6 +9,7 @@ from itertools import product as combinations
 import numpy as np
 
 from graphguard.engine.lane import Lane, collapse, equal, everywhere
+from graphguard.engine.merge import merged
 from graphguard.engine.table import Table
 from graphguard.engine.term import Range, Term, Undescribed, Value
 from graphguard.engine.value import cut_term
@@ -28,7 +29,7 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
         return Value(shape, () if term is None else (term,))
     terms = []
     for cell in _cells(values):
-        inside = [[unmasked(term, cell) for term in _inside(table, value.terms, cell)] for value in values]
+        inside = [list(merged(table, [unmasked(t, cell) for t in _inside(table, value.terms, cell)])) for value in values]
         term = work(inside, cell)
         settled = None if term is None else table.settle(term)
         if settled is not None:

@@ -174,6 +174,10 @@ def normalised(table: Table, value: Value) -> Value:
 
 def negate(table: Table, mask: Value) -> Value:
     """1 where the mask is 0."""
+    if mask.terms and in_pieces(mask):
+        terms = _by_piece(table, mask, lambda piece: negate(table, piece))
+        assert terms is not None
+        return Value(mask.shape, terms)
     if len(mask.terms) == 1:
         (term,) = mask.terms
         if (

@@ -15,7 +15,7 @@ def collapse(number: Lane) -> Lane:
     """The int that all lanes agree on, or the vector."""
     if type(number) is int:
         return number
-    if isinstance(number, np.ndarray):
+    if isinstance(number, np.ndarray) and number.ndim:
         return int(number[0]) if (number == number[0]).all() else number
     return int(number)
 

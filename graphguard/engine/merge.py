@@ -8,9 +8,10 @@ the tensor beside the next piece, or two that lie at some distance and become a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from math import gcd, lcm
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from graphguard.engine.term import (
 from graphguard.engine.vanish import has_infinities
 
 Names = dict[Variable, Variable]
+Flags = np.bool_ | np.ndarray[Any, np.dtype[np.bool_]]
 MOST_TERMS = 32
 MOST_ORDERS = 6
 MOST_ALIKE = 5  # factors of one atom, tried in other orders
@@ -43,6 +45,9 @@ def merged(table: Table, terms: Sequence[Term]) -> tuple[Term, ...]:
     """The terms with all that can be joined joined, in the order of their first parts."""
     if len(terms) < 2:
         return tuple(terms)
+    groups = _by_box(terms)
+    if 1 < len(groups) < len(terms):  # what is summed in one place first: pieces that are joined hide what each is part of
+        terms = [term for group in groups for term in _inserted(table, group)]
     result = _inserted(table, terms)
     if len(result) > 1:
         ordered = ordered_by_lane(table, result)
@@ -51,9 +56,23 @@ def merged(table: Table, terms: Sequence[Term]) -> tuple[Term, ...]:
     if len(result) > 1:
         parted = _parted(table, result)
         if parted is not None:
+            parted = ordered_by_lane(table, parted) or parted
             regrouped = _inserted(table, _inserted(table, parted, pairs=False))
             result = regrouped if len(regrouped) <= len(result) else result
     return tuple(result)
+
+
+def _by_box(terms: Sequence[Term]) -> list[list[Term]]:
+    """The terms that cover the same part of the tensor together, in the order of the first ones."""
+    groups: list[list[Term]] = []
+    for term in terms:
+        for group in groups:
+            if all(_same(x, y) for x, y in zip(group[0].box, term.box, strict=True)):
+                group.append(term)
+                break
+        else:
+            groups.append([term])
+    return groups
 
 
 def _parted(table: Table, terms: Sequence[Term]) -> list[Term] | None:
@@ -158,34 +177,41 @@ def same_term(a: Term, b: Term) -> bool:
 
 
 def ordered_by_lane(table: Table, terms: Sequence[Term]) -> list[Term] | None:
-    """The terms with those that differ in numbers alone in the same order in every lane; None if all are."""
+    """The terms with those that differ in numbers alone in the same order in every lane; None if all are. Parts of sums in
+    one place may also differ in how long they are, and in which lanes have them."""
     lanes = lanes_in(terms)
     if lanes is None:
         return None
     changed = False
-    result: list[Term] = []
-    for group in _alike_but_for_numbers(terms):
-        ordered = sorted_by_lane([numbers_of(term, lanes) for term in group]) if len(group) > 1 else None
-        if ordered is None:
-            result += group
-            continue
-        changed = True
-        settled = [table.settle(with_numbers(group[0], numbers)) for numbers in ordered]
-        result += [term for term in settled if term is not None]
+    for alike in (_renamed_like, _renamed_part):
+        result: list[Term] = []
+        for group, originals in _alike_but_for_numbers(terms, alike):
+            ordered = sorted_by_lane([numbers_of(term, lanes) for term in group]) if len(group) > 1 else None
+            if ordered is None:
+                result += originals
+                continue
+            changed = True
+            settled = [table.settle(with_numbers(group[0], numbers)) for numbers in ordered]
+            result += [term for term in settled if term is not None]
+        terms = result
     return result if changed else None
 
 
-def _alike_but_for_numbers(terms: Sequence[Term]) -> Iterator[list[Term]]:
-    """Terms in groups, those of a group with the same variables, all starting at 0."""
-    groups: list[list[Term]] = []
-    for term in map(grounded, terms):
-        for group in groups:
-            other = _renamed_like(group[0], term)
+def _alike_but_for_numbers(
+    terms: Sequence[Term], alike: Callable[[Term, Term], Term | None]
+) -> Iterator[tuple[list[Term], list[Term]]]:
+    """Terms in groups, those of a group with the same variables, all starting at 0; and as they were."""
+    groups: list[tuple[list[Term], list[Term]]] = []
+    for original in terms:
+        term = grounded(original)
+        for group, originals in groups:
+            other = alike(group[0], term)
             if other is not None:
                 group.append(other)
+                originals.append(original)
                 break
         else:
-            groups.append([term])
+            groups.append(([term], [original]))
     yield from groups
 
 
@@ -195,9 +221,33 @@ def _renamed_like(a: Term, b: Term) -> Term | None:
         return None
     for names, other in matches(a, b, offsets=False):
         if all(_same(a.ranges[v], other.ranges[w]) for v, w in names.items()):
-            back = {w: Index(((v, 1),)) for v, w in names.items()}
-            return a.with_(factors=substitute(other.factors, back), box=b.box)
+            return _renamed(a, other, names)
     return None
+
+
+def _renamed_part(a: Term, b: Term) -> Term | None:
+    """The second term with the variables of the first, if they differ in where their sums begin and end, and in which lanes
+    have them."""
+    if a.coefficient != b.coefficient or signature(a) != signature(b) or not _is_share(a.weight, b.weight):
+        return None
+    if not all(_same(x, y) for x, y in zip(a.box, b.box, strict=True)):
+        return None
+    for names, other in matches(a, b, offsets=False):
+        if all(v not in a.visible or _same(a.ranges[v], other.ranges[w]) for v, w in names.items()):
+            return _renamed(a, other, names)
+    return None
+
+
+def _renamed(a: Term, b: Term, names: Names) -> Term:
+    back = {w: Index(((v, 1),)) for v, w in names.items()}
+    ranges = {v: b.ranges[names[v]] for v in a.ranges}
+    return a.with_(factors=substitute(b.factors, back), box=b.box, ranges=ranges, weight=b.weight)
+
+
+def _is_share(a: Lane, b: Lane) -> bool:
+    """Whether two weights are one number where they are not 0."""
+    weights = np.unique(np.concatenate([np.atleast_1d(a), np.atleast_1d(b)]))
+    return len(weights[weights != 0]) == 1 and bool(weights.max() > 0)
 
 
 # ---------------------------------------------------------------------- which variables correspond
@@ -243,6 +293,8 @@ def _joined(table: Table, a: Term, b: Term, pairs: bool) -> Term | None:
     if a.coefficient != b.coefficient and has_infinities(table, a):
         return None  # infinity minus infinity
     if (varies(a.weight) or varies(b.weight)) and everywhere((np.asarray(a.weight) * b.weight) == 0):
+        if not all(_same(x, y) for x, y in zip(a.box, b.box, strict=True)):
+            return None
         return next((_laned(a, each, names) for names, each in matches(a, b, offsets=False)), None)
     boxes = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not _same(x, y)]
     if len(boxes) > 1 or (boxes and a.coefficient != b.coefficient):
@@ -340,8 +392,13 @@ def _join(table: Table, a: Term, b: Term, names: Names, dim: int | None, pairs: 
     if dim is None and still and not sizes:
         coefficient, weight = _total(a, b)
         return a.with_(coefficient=coefficient, weight=weight)
-    if len(sizes) > 1 or not equal(a.weight, b.weight):
+    if len(sizes) > 1:
         return None
+    if not equal(a.weight, b.weight):
+        if dim is not None or a.coefficient != b.coefficient:
+            return None
+        turned = {w: v for v, w in names.items()}, [[-d for d in row] for row in distances]
+        return _extended(a, b, names, distances, sizes) or _extended(b, a, *turned, [names[v] for v in sizes])
     if a.coefficient == b.coefficient:
         continued = _continued(a, b, names, distances, sizes, dim)
         return continued or (_paired(table, a, distances, dim, b) if pairs and not sizes else None)
@@ -369,22 +426,50 @@ def _moves_by(term: Term, distances: list[list[Lane]], variable: Variable, count
 def _continued(
     a: Term, b: Term, names: Names, distances: list[list[Lane]], sizes: list[Variable], dim: int | None
 ) -> Term | None:
-    """`b` goes on where a variable of `a` ends, or the reverse for a sum."""
-    candidates = (sizes or a.summed) if dim is None else list(a.dims[dim][:1])
-    for variable in candidates:
-        if (dim is None and variable in a.visible) or (sizes and sizes != [variable]):
+    """`b` goes on where a variable of `a` ends; for a sum, also where it begins, or where not all lanes of `a` have `b`."""
+    if dim is None:
+        return _extended(a, b, names, distances, sizes)
+    for variable in a.dims[dim][:1]:
+        if sizes and sizes != [variable]:
             continue
         mine, its = a.ranges[variable][1], b.ranges[names[variable]][1]
-        both = (0, collapse(mine + its))
         if _moves_by(a, distances, variable, mine):
-            return _grown(a, b, variable, both, dim)
-        if dim is None and _moves_by(a, distances, variable, collapse(-its)):
-            return _grown(b, a, names[variable], both, dim)
+            return _grown(a, b, variable, (0, collapse(mine + its)), dim)
     return None
 
 
-def _grown(a: Term, b: Term, variable: Variable, span: Range, dim: int | None) -> Term:
-    box = a.box if dim is None else (*a.box[:dim], (a.box[dim][0], b.box[dim][1]), *a.box[dim + 1 :])
+def _extended(a: Term, b: Term, names: Names, distances: list[list[Lane]], sizes: list[Variable]) -> Term | None:
+    """The sum of `a` longer by that of `b`, lane by lane at its end or before its beginning, and by nothing in lanes that do
+    not have `b`."""
+    there = np.asarray(b.weight) != 0
+    if not np.all(~there | np.asarray(a.weight == b.weight)):
+        return None
+    for variable in sizes or a.summed:
+        if variable in a.visible:
+            return None
+        mine, its = a.ranges[variable][1], b.ranges[names[variable]][1]
+        after = _where_moved_by(a, distances, variable, mine)
+        before = True if np.all(after) else _where_moved_by(a, distances, variable, collapse(-its))
+        if np.all(after | before | ~there):
+            low, high = np.where(there & ~after, -its, 0), np.where(there & after, mine + its, mine)
+            return a.with_(ranges={**a.ranges, variable: (collapse(low), collapse(high))})
+    return None
+
+
+def _where_moved_by(term: Term, distances: list[list[Lane]], variable: Variable, count: Lane) -> Flags:
+    """The lanes in which all positions move as they would if a variable went on by a number of elements."""
+    moved: Flags = np.True_
+    for factor, row in zip(term.factors, distances, strict=True):
+        for index, distance in zip(factor.at, row, strict=True):
+            here = distance == dict(index.terms).get(variable, 0) * count
+            if here is False:
+                return np.False_
+            moved = moved & here
+    return moved
+
+
+def _grown(a: Term, b: Term, variable: Variable, span: Range, dim: int) -> Term:
+    box = (*a.box[:dim], (a.box[dim][0], b.box[dim][1]), *a.box[dim + 1 :])
     return a.with_(ranges={**a.ranges, variable: span}, box=box)
 
 

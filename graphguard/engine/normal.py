@@ -6,7 +6,7 @@ ranges or boxes where they can, powers are collected, idle sums are counted, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import floor, gcd
 
@@ -340,7 +340,7 @@ class _Work:
         return self._narrow(variable, collapse(index.offset - span[1] + 1), collapse(index.offset - span[0] + 1))
 
     def _narrow(self, variable: Variable, start: Lane, stop: Lane) -> bool:
-        """Restrict a variable to a range: a summed one, or one that is a dim on its own, whose box follows."""
+        """Restrict a variable to a range: a summed one, or one that leads a dim, whose box follows."""
         low, high = self.ranges[variable]
         first = smaller(larger(low, start), larger(start, stop))  # an empty range lies inside, too
         last = larger(first, smaller(high, stop))
@@ -348,12 +348,19 @@ class _Work:
             return False
         for dim, group in enumerate(self.dims):
             if variable in group:
-                if len(group) > 1:
+                if group[0] != variable:
                     return False
-                begin = self.box[dim][0]
-                self.box[dim] = (collapse(begin + first - low), collapse(begin + last - low))
+                begin, row = self.box[dim][0], self._elements(group[1:])
+                self.box[dim] = (collapse(begin + (first - low) * row), collapse(begin + (last - low) * row))
         self.ranges[variable] = (first, last)
         return True
+
+    def _elements(self, group: Iterable[Variable]) -> Lane:
+        """How many elements variables of a dim run over together."""
+        count: Lane = 1
+        for variable in group:
+            count = count * extent(self.ranges[variable])
+        return count
 
     def _rewrite_step(self, number: int, index: Index) -> bool:
         low, high = bounds(index, self.ranges)

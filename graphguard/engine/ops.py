@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import prod
 
-from graphguard.engine import function, integer
+from graphguard.engine import function, integer, logistic
 from graphguard.engine.definition import Part
 from graphguard.engine.finite import is_nothing, may_be_masked, some_left
 from graphguard.engine.grid import by_cell, covers
@@ -21,6 +21,7 @@ from graphguard.engine.partial import together
 from graphguard.engine.product import Layout, constant, multiply
 from graphguard.engine.rational import Irrational, irrational, rational
 from graphguard.engine.shape import expand, reshape
+from graphguard.engine.share import in_shares
 from graphguard.engine.sums import folded, named, plain
 from graphguard.engine.table import Table, weighted
 from graphguard.engine.term import DIMS, IDX, ONE, STEP, WINDOW, Factor, Index, Range, Term, Undescribed, Value, Variable
@@ -136,7 +137,8 @@ class Ops:
 
     def selected(self, labels: Sequence[str], result: str, *values: Value) -> Value:
         """As einsum, where a factor only says which elements of the other are taken: what is not taken may be infinite."""
-        return folded(self.table, multiply(self.table, [self.atomic(value) for value in values], labels, result))
+        found = folded(self.table, multiply(self.table, [self.atomic(value) for value in values], labels, result))
+        return found if self.table.recording else in_shares(self.table, found)
 
     def atomic(self, value: Value) -> Value:
         """The value as a factor: the sequential run makes an atom of a sum; other runs look for one, or for what it is part
@@ -151,7 +153,8 @@ class Ops:
         return self.einsum([f"{lead}xy", f"{lead}yz"], f"{lead}xz", a, b)
 
     def power(self, value: Value, exponent: Number) -> Value:
-        return function.power(self.table, value, fraction(exponent))
+        found = logistic.reciprocal(self.table, value) if exponent == -1 and not self.table.recording else None
+        return found or function.power(self.table, value, fraction(exponent))
 
     def exp(self, value: Value) -> Value:
         return function.exp(self.table, folded(self.table, value))
@@ -160,7 +163,7 @@ class Ops:
         return function.log(self.table, value)
 
     def sigmoid(self, value: Value) -> Value:
-        return function.sigmoid(self.table, value)
+        return logistic.sigmoid(self.table, value)
 
     def fn(self, name: str, *values: Value, parameters: tuple[Hashable, ...] = ()) -> Value:
         """An elementwise function that nothing more is known of."""

@@ -13,9 +13,10 @@ _Numbers = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 def numbers_of(term: Term, lanes: int) -> _Numbers:
-    """The box and the offsets of a term, lane by lane."""
-    held = [np.broadcast_to(np.asarray(number, dtype=np.int64), (lanes,)) for number in _held(term)]
-    return np.stack(held) if held else np.zeros((0, lanes), dtype=np.int64)
+    """Whether a lane lacks the term, then its box, its offsets, and the ends of its ranges, lane by lane."""
+    ends = [high for _, high in term.ranges.values()]
+    held = [np.equal(term.weight, 0), *_held(term), *ends]
+    return np.stack([np.broadcast_to(np.asarray(number, dtype=np.int64), (lanes,)) for number in held])
 
 
 def start_of(term: Term) -> tuple[int, ...]:
@@ -28,15 +29,17 @@ def _held(term: Term) -> list[Lane]:
 
 
 def with_numbers(term: Term, numbers: _Numbers) -> Term:
-    """The term with another box and other offsets."""
-    rest = iter(numbers)
+    """The term with another box, other offsets and other ranges, which begin at 0, in the lanes that have it."""
+    rest = iter(numbers[1:])
 
     def following() -> Lane:
         return collapse(next(rest))
 
+    weight = int(np.max(term.weight))  # the one that is not 0
     box = tuple((following(), following()) for _ in term.box)
     factors = tuple(Factor(f.atom, tuple(Index(i.terms, following()) for i in f.at), f.power) for f in term.factors)
-    return term.with_(box=box, factors=factors)
+    ranges = {v: (0, following()) for v in term.ranges}
+    return term.with_(box=box, factors=factors, ranges=ranges, weight=collapse(weight * (1 - numbers[0])))
 
 
 def sorted_by_lane(held: Sequence[_Numbers]) -> list[_Numbers] | None:
@@ -53,7 +56,7 @@ def sorted_by_lane(held: Sequence[_Numbers]) -> list[_Numbers] | None:
 def lanes_in(terms: Sequence[Term]) -> int | None:
     """How many lanes there are, if any number differs between them."""
     for term in terms:
-        for number in (*_held(term), *(bound for span in term.ranges.values() for bound in span)):
+        for number in (term.weight, *_held(term), *(bound for span in term.ranges.values() for bound in span)):
             if isinstance(number, np.ndarray):
                 return len(number)
     return None

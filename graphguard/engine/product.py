@@ -12,6 +12,7 @@ from itertools import product as combinations
 
 from graphguard.engine.lane import Lane, collapse, equal, everywhere, larger, smaller, varies
 from graphguard.engine.merge import merged
+from graphguard.engine.straight import straightened
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Range, Term, Undescribed, Value, Variable, extent, mentioned, substitute
 from graphguard.engine.value import cut_term
@@ -23,11 +24,11 @@ def multiply(table: Table, values: Sequence[Value], labels: Sequence[str], resul
     for value, names in zip(values, labels, strict=True):
         for label, size in zip(names, value.shape, strict=True):
             sizes[label] = size
-    terms = []
+    terms: list[Term] = []
     for chosen in combinations(*(value.terms for value in values)):
         term = _product(table, chosen, labels, result)
         if term is not None:
-            terms.append(term)
+            terms += [term] if table.recording else straightened(table, term)
     return Value(tuple(sizes[label] for label in result), merged(table, terms))
 
 

@@ -27,7 +27,7 @@ from graphguard.engine.table import Table
 from graphguard.engine.tangle import untangled
 from graphguard.engine.term import Atom, Value
 from graphguard.engine.unknown import Described, Unknown
-from graphguard.engine.value import same, taken
+from graphguard.engine.value import taken
 from graphguard.findings import Finding
 from graphguard.holding import Holding
 from graphguard.ir import Graph, Mesh, Node, Source
@@ -344,7 +344,7 @@ class _Prover:
                     return False
                 local = Interpreter(self.found.table).run_graph(graph, {FULL: whole}, LOCAL)
                 mine = taken(self.found.table, part.value, np.array([lane], dtype=np.int64))
-                if not isinstance(local, Value) or not same(local, mine):
+                if not isinstance(local, Value) or not self.relator.equal(local, mine):
                     return False
         return True
 

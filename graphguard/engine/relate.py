@@ -122,16 +122,16 @@ class Relator:
         try:
             sums = [n for n, p in enumerate(placements) if p.startswith("Partial(")]
             if not sums:
-                return all(self._equal(self.expected(whole, output, placements, part), part.value) for part in output.parts)
+                return all(self.equal(self.expected(whole, output, placements, part), part.value) for part in output.parts)
             total = self.together(output)
             for axis in sums:
                 total = self.reduced(total, output.mesh, axis, placements[axis][8:-1])
             everyone = Part(output.order, total)
-            return self._equal(self.expected(whole, output, placements, everyone), total)
+            return self.equal(self.expected(whole, output, placements, everyone), total)
         except Undescribed:
             return False
 
-    def _equal(self, a: Value, b: Value) -> bool:
+    def equal(self, a: Value, b: Value) -> bool:
         if same(a, b):
             return True
         return a.shape == b.shape and equal_written_out(self.table, a, b)

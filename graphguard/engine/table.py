@@ -20,6 +20,7 @@ from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Pr
 from graphguard.engine.lane import varies
 from graphguard.engine.normal import normal
 from graphguard.engine.part import Whole
+from graphguard.engine.positive import is_positive
 from graphguard.engine.rational import prime_powers
 from graphguard.engine.term import (
     FIRST_ID,
@@ -119,7 +120,7 @@ class Table:
         self._shapes: dict[Hashable, int] = {}
         self._defined: dict[tuple[int, tuple[int, ...]], dict[Pattern, Atom]] = {}  # by shape and atoms, then by pattern
         self._ids = itertools.count(FIRST_ID)
-        self._filed: set[int] = set()  # the sums of the sequential run
+        self._filed: set[int] = set()  # the sums of the sequential run, and other atoms that are asked for
         self._filed_products: dict[Hashable, list[Range]] = {}  # over what, by the atoms that they are sums of products of
         self.trace: Trace | None = None  # of the description that is being made
         self.definitions = _Definitions(self)
@@ -347,17 +348,34 @@ class Table:
         found = normal(term, self.subjects)
         if found is None:
             return None
+        found = self._cancelled(found)
         if not self.folding:
             return found
         folded = self._fold(found)
+        folded = folded if folded is found else self._cancelled(folded)
         return self.filed(folded, masks=False) if self.recording else folded
+
+    def _cancelled(self, term: Term) -> Term:
+        """The term without what it is multiplied with and divided by, if that is not zero anywhere."""
+        for below in term.factors:
+            if below.power.numerator > 0 or below.atom.positive or below.atom.kind not in ("sum", "lin"):
+                continue
+            above = next((f for f in term.factors if f.power > 0 and f.place == below.place), None)
+            if above is None or not is_positive(self, below, term.ranges, term.weight):
+                continue
+            power = above.power + below.power
+            rest = tuple(f for f in term.factors if f is not above and f is not below)
+            found = normal(term.with_(factors=(*rest, below._replace(power=power)) if power else rest), self.subjects)
+            assert found is not None
+            return self._cancelled(found)
+        return term
 
     def filed(self, term: Term, masks: bool = True) -> Term:
         """The term without sums: an atom for each. Masks, which are sums of deltas over values, may stay open."""
         while pending := [
             v for v in term.summed if not varies(extent(term.ranges[v])) and (masks or not _is_mask(term.factors, v))
         ]:
-            inside, bound = _connected(term, pending[0], set(pending))
+            inside, bound = connected(term, pending[0], set(pending))
             part = Part((0, ONE), inside, bound)
             atom, axes = self.define("sum", "sum", (), 1, [part], term.ranges, **signs(inside))
             if self.recording:
@@ -372,6 +390,12 @@ class Table:
         known += [span for span in spans if span not in known]
         if self.trace is not None:
             self.trace.told(lambda there, images: there._file(images[0], images[1:], powers, spans), (total, *atoms))
+
+    def file(self, atom: Atom) -> None:
+        """Note an atom of the sequential run that is no sum."""
+        self._filed.add(atom.id)
+        if self.trace is not None:
+            self.trace.told(lambda there, atoms: there.file(*atoms), (atom,))
 
     def is_filed(self, total: Atom) -> bool:
         """Whether the sequential run made this sum."""
@@ -402,24 +426,29 @@ class Table:
         return term
 
     def _folded_once(self, term: Term, summed: Sequence[Variable]) -> Term | None:
+        """The term with a filed sum in place of its members, or with a sum that it is divided by, which cancels."""
         even = {v for v in summed if not varies(extent(term.ranges[v]))}
+        divisors = {f.place: f for f in term.factors if f.power.numerator < 0 and f.atom.kind == "sum"}
         for variable in sorted(summed):
             inside = tuple(f for f in term.factors if variable in f.variables())
             whole = self._whole_part(term, inside, variable)
             if whole is not None:
                 return whole
             spans = self._filed_spans(inside)
-            if spans is None:
+            if spans is None and not divisors:
                 continue
             outside = mentioned(f for f in term.factors if variable not in f.variables())
-            for ranges in [term.ranges, *widened(inside, term.ranges, variable, spans)]:
+            for ranges in [term.ranges, *widened(inside, term.ranges, variable, spans or ())]:
                 same = even if ranges is term.ranges else even | {variable}
                 if variable not in same:
                     continue
                 closed = tuple(sorted(v for v in mentioned(inside) if v in same and v not in outside))
                 for bound in ((variable,), closed) if len(closed) > 1 else ((variable,),):
                     found = self.find("sum", "sum", [Part((0, ONE), inside, bound)], ranges)
-                    if found is not None and self.is_filed(found[0]):
+                    if found is None:
+                        continue
+                    divisor = divisors.get(Factor(*found).place)
+                    if self.is_filed(found[0]) or (divisor and is_positive(self, divisor, ranges, term.weight)):
                         return self._replaced(term, inside, bound, *found)
         return self._folded_chain(term, even) if len(even) > 1 else None
 
@@ -427,7 +456,7 @@ class Table:
         """A filed sum over several variables at once, no one of which is in all of its factors."""
         left = set(even)
         while left:
-            inside, bound = _connected(term, min(left), even)
+            inside, bound = connected(term, min(left), even)
             left -= set(bound)
             if len(bound) < 2 or self._filed_spans(inside) is None:
                 continue
@@ -504,7 +533,7 @@ class Table:
         return found
 
 
-def _connected(term: Term, start: Variable, pending: set[Variable]) -> tuple[tuple[Factor, ...], tuple[Variable, ...]]:
+def connected(term: Term, start: Variable, pending: set[Variable]) -> tuple[tuple[Factor, ...], tuple[Variable, ...]]:
     """The factors that hang together with a summed variable through summed variables, and those variables."""
     variables = {start}
     while True:
