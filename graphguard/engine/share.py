@@ -41,12 +41,15 @@ def _parted(table: Table, term: Term) -> list[Term] | None:
 
 def _numerators(term: Term) -> Iterator[tuple[Factor, ...]]:
     """The sums that a term is multiplied with, open or not."""
-    left = set(term.summed)
+    summed = set(term.summed)
+    left = set(summed)
     while left:
-        inside, bound = connected(term, min(left), set(term.summed))
+        inside, bound = connected(term, min(left), summed)
         left -= set(bound)
         yield inside
-    yield from ((f,) for f in term.factors if f.power == 1 and f.atom.kind in ("sum", "lin") and not mentioned([f]) & left)
+    for factor in term.factors:  # one that is summed with others is no sum by itself
+        if factor.power == 1 and factor.atom.kind in ("sum", "lin") and not mentioned([factor]) & summed:
+            yield (factor,)
 
 
 def _adds_up(table: Table, term: Term, less: Factor, part: tuple[Factor, ...], whole: Factor) -> bool:

@@ -149,7 +149,8 @@ class _Judging:
         if count > 1 and not self._shows_enough():  # one is all that can be afforded, or was asked for
             for number, regime in enumerate(_OTHER_SCALES, len(self.trials)):
                 with suppress(UndefinedError):
-                    self.further.append(self._trial(ranges, regime, seed + number))
+                    trial = self._trial(ranges, regime, seed + number)
+                    self.further += [] if trial.overflows else [trial]  # an exp of large scores says nothing of real numbers
 
     def _shows_enough(self) -> bool:
         """Whether something differs, or all is proved."""

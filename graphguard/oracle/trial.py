@@ -47,6 +47,12 @@ class Trial:
             kept = [value for value in state.graph.outputs.values() if value is not None]
             state.values = {value: state.values[value].clone() for value in kept}
 
+    @property
+    def overflows(self) -> bool:
+        """Whether some rank returns infinities or what comes of them."""
+        returned = [state.values[v] for state in self.ranks for v in state.graph.outputs.values() if v is not None]
+        return any(not torch.isfinite(tensor).all() for tensor in returned if tensor.is_floating_point() or tensor.is_complex())
+
     def values(self, path: str) -> dict[int, torch.Tensor]:
         """What the ranks that return an output have."""
         found = {}
