@@ -377,3 +377,30 @@ def test_functions_are_as_odd_or_even_as_torch_has_them(name):
     function = getattr(torch, name)
     x = torch.linspace(-0.95, 0.95, 40, dtype=torch.float64)
     torch.testing.assert_close(function(-x), function(x) * (1 if name in EVEN else -1))
+
+
+def weights_and_totals(x, y):
+    own, before = x.exp().sum(-1), y.exp().sum()
+    return own, before, before + own.sum()
+
+
+def by_partial_fractions(x, y, g):
+    own, before, after = weights_and_totals(x, y)
+    return g.sum() / before - g.sum() / after
+
+
+def weighed_one_by_one(x, y, g):
+    """Each weight meets its own g: their sum is not the share times the sum of all g."""
+    own, before, after = weights_and_totals(x, y)
+    return (own * g).sum() / before / after
+
+
+def weighed_together(x, y, g):
+    own, before, after = weights_and_totals(x, y)
+    return g.sum() * own.sum() / before / after
+
+
+@pytest.mark.parametrize(("distributed", "verdict"), [(weighed_one_by_one, "unproven"), (weighed_together, "verified")])
+def test_a_share_is_of_a_whole_sum(distributed, verdict):
+    inputs = {"x": gg.Input((3, 4)), "y": gg.Input((5,)), "g": gg.Input((3,))}
+    assert gg.verify(by_partial_fractions, distributed, mesh={"tp": 1}, inputs=inputs, trials=0).verdict == verdict
