@@ -385,7 +385,7 @@ def weights_and_totals(x, y):
 
 
 def by_partial_fractions(x, y, g):
-    own, before, after = weights_and_totals(x, y)
+    _, before, after = weights_and_totals(x, y)
     return g.sum() / before - g.sum() / after
 
 
