@@ -16,7 +16,7 @@ from graphguard.cli import main
 from graphguard.gallery import GALLERY, Row, fault_line, headline, issues, reporters, row_of
 
 BUGS = sorted((GALLERY / "bugs").glob("*.py"))
-RUN = BUGS if os.environ.get("GRAPHGUARD_TEST_CASES") == "all" else BUGS[::5]  # `make demo` runs them all, too
+RUN = BUGS if os.environ.get("GRAPHGUARD_TEST_CASES") == "all" else BUGS[::10]  # `make demo` runs them all, too
 PAGE = Path(__file__).parent.parent / "BUGS.md"
 LONGEST = 92
 LOCATED = {"1st": 53, "2nd": 22}  # of the faulty lines: named first, named second

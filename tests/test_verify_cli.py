@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from xml.etree import ElementTree
 
@@ -348,7 +349,8 @@ def test_ctrl_c_stops_at_once_and_says_what_was_done(folder, processes, monkeypa
     code = "from graphguard.cli import main; main()"
     arguments = [sys.executable, "-c", code, "verify", "checks.py", "-j", processes]
     terminal, side = pty.openpty()  # Ctrl-C reaches all processes of a terminal
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, start_new_session=True)
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # whatever started the tests may ignore it
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, start_new_session=True, preexec_fn=heeded)
     os.close(side)
     assert process.stdout.readline() == b"refuted (as expected): checks.py::caught\n"
     assert b"capturing checks.py::sleeps" in _until(terminal, b"capturing checks.py::sleeps", process)
