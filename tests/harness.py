@@ -240,3 +240,15 @@ def marked(program: Callable[..., Any], marks: str) -> list[int]:
     lines, first = inspect.getsourcelines(program)
     found = {text.rsplit("# ", 1)[1].strip(): first + number for number, text in enumerate(lines) if "# " in text}
     return [found[mark] for mark in marks]
+
+
+def fails(script):
+    """The error that a script ends with when nothing but torch is there."""
+    assert "graphguard" not in script
+    before = torch.get_default_dtype()
+    try:
+        with pytest.raises(AssertionError) as caught:
+            exec(compile(script, "counterexample", "exec"), {"print": lambda *words: None})
+    finally:
+        torch.set_default_dtype(before)
+    return str(caught.value)

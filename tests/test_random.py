@@ -102,3 +102,10 @@ def test_uniform_numbers_of_other_ranges_are_other_numbers():
 
     assert gg.verify(drawn(1), drawn(1), **WHOLE).verdict == "verified"
     assert gg.verify(drawn(1), drawn(2), **WHOLE).verdict == "unproven"
+
+
+def test_what_is_dropped_altogether_is_left_open():
+    def nothing_left(x, w):
+        return torch.native_dropout(x @ w, 1.0, True)[0]
+
+    assert reason(gg.verify(nothing_left, nothing_left, **WHOLE)) == "aten.native_dropout.default leaves this result open"

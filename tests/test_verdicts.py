@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from harness import fails
 
 import graphguard as gg
 from graphguard import Partial, Replicate, Shard
@@ -74,18 +74,6 @@ def judged(sequential, distributed, inputs, mesh=2, outputs=None, **options):
     captured = gg.capture_function(sequential, distributed, mesh=axes, inputs=inputs)
     expected = expectations(outputs or {}, captured, mesh_of(axes))
     return judge(captured.sequential, captured.joint, captured.relations, expected, _bounds(inputs), **options)
-
-
-def fails(script):
-    """The error that a script ends with when nothing but torch is there."""
-    assert "graphguard" not in script
-    before = torch.get_default_dtype()
-    try:
-        with pytest.raises(AssertionError) as caught:
-            exec(compile(script, "counterexample", "exec"), {"print": lambda *words: None})
-    finally:
-        torch.set_default_dtype(before)
-    return str(caught.value)
 
 
 # ---------------------------------------------------------------------- refuted
@@ -591,37 +579,3 @@ def test_an_input_that_nobody_reads_is_noted():
     inputs = {**COPIES, "unused": gg.Input((3,)), "of_ranks": gg.Input((4, 6))}
     report = verify(lambda x, unused, of_ranks: x, lambda x, unused, of_ranks: x + of_ranks - of_ranks, inputs)
     assert report.notes == ["the input unused is read by neither program"]
-
-
-# ---------------------------------------------------------------------- proof cases
-MODULES = ("mlp", "attention", "fused_qkv", "rope", "vocabulary", "norms", "sequence", "data", "identities", "published")
-SMALL = [
-    case for name in MODULES for case in importlib.import_module(f"cases.{name}").CASES if math.prod(case.mesh.values()) <= 2
-]
-FAULTS = [case for case in SMALL if case.fault]
-CORRECT = [case for case in SMALL if not case.fault]
-
-
-def some(cases, count):
-    """So many of them, at even distances."""
-    return [cases[number * len(cases) // count] for number in range(count)]
-
-
-def of_case(case):
-    captured = gg.capture_function(
-        case.sequential, case.distributed, mesh=case.mesh, inputs=case.inputs, local_inputs=case.local_inputs
-    )
-    expected = expectations(case.outputs, captured, mesh_of(case.mesh))
-    return judge(captured.sequential, captured.joint, captured.relations, expected, _bounds(case.inputs))
-
-
-@pytest.mark.parametrize("case", some(FAULTS, 25), ids=lambda case: case.name)
-def test_faults_are_seen_to_differ(case):
-    result = of_case(case)
-    assert result.different and fails(result.counterexample.script)
-
-
-@pytest.mark.parametrize("case", some(CORRECT, 8), ids=lambda case: case.name)
-def test_correct_programs_are_never_different(case):
-    result = of_case(case)
-    assert not result.different and not result.skipped and not result.undecided

@@ -17,8 +17,8 @@ from graphguard.engine.lane import Lane, varies
 from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
-from graphguard.engine.table import Table, weighted
-from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
+from graphguard.engine.table import Table
+from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted, weighted
 from graphguard.engine.value import add, masked, taken
 from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_vanish
 

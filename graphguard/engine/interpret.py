@@ -131,9 +131,12 @@ class Interpreter:
         if nodes[0].op != "aten.native_dropout.default":
             return [whole]
         x, share, training = args
-        if training is not True or isinstance(x, Unknown):
+        if training is not True or isinstance(x, Unknown) or not 0 <= share < 1:
             return None
-        return [self.ops.scale(self.ops.mul(x, whole), 1 / (1 - fraction(share))), whole]
+        try:
+            return [self.ops.scale(self.ops.mul(x, whole), 1 / (1 - fraction(share))), whole]
+        except Undescribed as error:
+            return [Unknown(str(error), nodes[0])] * len(nodes[0].outputs)
 
     def _special(self, node: Node, args: tuple[Any, ...], lanes: int) -> tuple[Any, ...] | None:
         if node.op == "gg.part":

@@ -23,8 +23,22 @@ from graphguard.engine.rational import Irrational, irrational, rational
 from graphguard.engine.shape import expand, reshape
 from graphguard.engine.share import in_shares
 from graphguard.engine.sums import folded, named, plain
-from graphguard.engine.table import Table, weighted
-from graphguard.engine.term import DIMS, IDX, ONE, STEP, WINDOW, Factor, Index, Range, Term, Undescribed, Value, Variable
+from graphguard.engine.table import Table
+from graphguard.engine.term import (
+    DIMS,
+    IDX,
+    ONE,
+    STEP,
+    WINDOW,
+    Factor,
+    Index,
+    Range,
+    Term,
+    Undescribed,
+    Value,
+    Variable,
+    weighted,
+)
 from graphguard.engine.value import add, concat, cut, permute, scale
 from graphguard.engine.vanish import FINITE, has_infinities, is_log_of_nothing
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphguard.engine.lane import Lane, equal, key, varies
+from graphguard.engine.lane import equal, key, varies
 from graphguard.engine.merge import merged
 from graphguard.engine.part import Axis, Whole
 from graphguard.engine.sums import folded, one_box, shared, sum_of
@@ -124,7 +124,7 @@ def _known(part: Term, whole: Term, moves: _Moves) -> Whole | None:
         for variable, _ in index.terms:
             if variable in places:  # an atom with two axes, of which this is known where they are the same position
                 return None
-            places[variable] = Index(((-1 - number, 1),), _negative(index.offset))
+            places[variable] = Index(((-1 - number, 1),), -index.offset)
     factors = []
     for factor in whole.factors:
         at = [substituted(index, names) for index in factor.at]
@@ -145,7 +145,3 @@ def _axis(index: Index, ranges: Mapping[Variable, Range], moves: _Moves) -> Axis
     if others or stride != 1 or varies(low) or varies(high):
         return None
     return Axis(int(low + index.offset), int(high + index.offset) - 1)
-
-
-def _negative(offset: Lane) -> Lane:
-    return -offset

@@ -11,7 +11,7 @@ from graphguard.engine.grid import by_cell, in_cells
 from graphguard.engine.lane import collapse, equal
 from graphguard.engine.merge import merged, same_term, signature
 from graphguard.engine.product import Layout
-from graphguard.engine.table import Table, signs, weighted
+from graphguard.engine.table import Table, signs
 from graphguard.engine.term import (
     IMPULSE,
     WINDOW,
@@ -24,6 +24,7 @@ from graphguard.engine.term import (
     extent,
     mentioned,
     substituted,
+    weighted,
 )
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
 from graphguard.engine.lane import varies
 from graphguard.engine.normal import normal
@@ -24,7 +22,6 @@ from graphguard.engine.positive import is_positive
 from graphguard.engine.rational import prime_powers
 from graphguard.engine.term import (
     FIRST_ID,
-    IDX,
     ONE,
     SPECIAL,
     Atom,
@@ -592,12 +589,3 @@ def signs(factors: Iterable[Factor]) -> dict[str, bool]:
     """What is known of the sign of a product."""
     nonnegative = [f.atom.nonnegative or (f.power % 2 == 0 and f.power > 0) for f in factors]
     return {"positive": all(f.atom.positive for f in factors), "nonnegative": all(nonnegative)}
-
-
-def weighted(term: Term) -> tuple[Factor, ...]:
-    """The factors, with a weight that varies as a factor: idx at the weight is the weight."""
-    if not isinstance(term.weight, np.ndarray):
-        return term.factors
-    if (term.weight == 0).any():  # what is said of lanes without a share is void
-        raise Undescribed("a function of what only some ranks hold")
-    return (*term.factors, Factor(IDX, (Index((), term.weight),)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from graphguard.engine.lane import Lane, collapse, key
+from graphguard.engine.lane import Lane, collapse, everywhere, key, varies
 
 Variable = int
 Range = tuple[Lane, Lane]
@@ -167,3 +167,12 @@ def bounds(index: Index, ranges: Mapping[Variable, Range]) -> Range:
         first, last = ranges[variable][0], ranges[variable][1] - 1
         low, high = (low + stride * first, high + stride * last) if stride > 0 else (low + stride * last, high + stride * first)
     return collapse(low), collapse(high)
+
+
+def weighted(term: Term) -> tuple[Factor, ...]:
+    """The factors, with a weight that varies as a factor: idx at the weight is the weight."""
+    if not varies(term.weight):
+        return term.factors
+    if not everywhere(term.weight != 0):  # what is said of lanes without a share is void
+        raise Undescribed("a function of what only some ranks hold")
+    return (*term.factors, Factor(IDX, (Index((), term.weight),)))

@@ -69,27 +69,11 @@ class Rerun:
 
     def before(self, ends: Iterable[At]) -> set[At]:
         """All that some tensors are made from, and they themselves."""
-        found: set[At] = set()
-        pending = list(ends)
-        while pending:
-            at = pending.pop()
-            if at not in found:
-                found.add(at)
-                if at in self.makers:
-                    pending += self.operands(at[0], self.makers[at])
-        return found
+        return _reached(ends, lambda at: self.operands(at[0], self.makers[at]) if at in self.makers else ())
 
     def after(self, begins: Iterable[At]) -> set[At]:
         """All that is made from some tensors, and they themselves."""
-        found: set[At] = set()
-        pending = list(begins)
-        while pending:
-            at = pending.pop()
-            if at not in found:
-                found.add(at)
-                for rank, node in self.users.get(at, ()):
-                    pending += self.results(rank, node)
-        return found
+        return _reached(begins, lambda at: [made for each in self.users.get(at, ()) for made in self.results(*each)])
 
     def changed(self, edit: Edit, dirty: set[At] | None = None) -> Changed:
         """dirty: what is computed anew where it is asked for; all that comes after the change, if it is not given."""
@@ -172,3 +156,14 @@ class Changed:
 def _minds_shapes(node: Node) -> bool:
     """Whether an operation fills a tensor whose shape it is given, which torch would resize, and say so on stderr."""
     return bool(node.writes) or "backward" in node.op
+
+
+def _reached(starts: Iterable[At], neighbours: Callable[[At], Iterable[At]]) -> set[At]:
+    found: set[At] = set()
+    pending = list(starts)
+    while pending:
+        at = pending.pop()
+        if at not in found:
+            found.add(at)
+            pending += neighbours(at)
+    return found
