@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
@@ -196,7 +196,8 @@ def _run_part(number: int, count: int, plan: Plan) -> Result:
     import torch
 
     torch.set_num_threads(1)
-    return run(_CASES[number::count], plan)
+    kept = plan.keep and plan.keep.with_stem(f"{plan.keep.stem}-{number}")
+    return run(_CASES[number::count], replace(plan, keep=kept))
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -209,7 +210,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         options.seed,
         options.limit,
         begun + 60 * options.minutes,
-        options.keep if options.jobs == 1 else None,
+        options.keep,
         options.locate_every,
     )
     cases = cases_below(options.cases, options.ranks, options.only, options.seed)
@@ -242,7 +243,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cases", default="tests/cases", help="folder of proof cases")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--write", help="page to write, for example docs/soundness.md")
-    parser.add_argument("--keep", type=Path, help="file that keeps all outcomes, as a pickle")
+    parser.add_argument("--keep", type=Path, help="file that keeps all outcomes, as a pickle; one for each process, with its number in the name")
     return parser.parse_args(arguments)
 
 
