@@ -80,7 +80,7 @@ def _parted(table: Table, terms: Sequence[Term]) -> list[Term] | None:
     that were joined at a distance, before the part between them came, are joined anew."""
     found: list[Term] = []
     for term in terms:
-        like_one = any(len(o.ranges) + 1 == len(term.ranges) and signature(o) == signature(term) for o in terms)
+        like_one = any(len(o.ranges) + 1 == len(term.ranges) and _unstepped(o) == _unstepped(term) for o in terms)
         few = next((v for v in term.summed if _is_few(extent(term.ranges[v])) and _leaves_gaps(term, v)), None)
         found += _instances(table, term, few) if like_one and few is not None else [term]
     if len(found) == len(terms):
@@ -163,6 +163,11 @@ def _stepped(model: Term, term: Term) -> Term | None:
 
 def signature(term: Term) -> list[tuple[int, Fraction]]:
     return [(factor.atom.id, factor.power) for factor in term.factors]
+
+
+def _unstepped(term: Term) -> list[tuple[int, Fraction]]:
+    """The signature without steps: blocks that a causal mask leaves whole have none."""
+    return [(number, power) for number, power in signature(term) if number != STEP.id]
 
 
 def same_term(a: Term, b: Term) -> bool:

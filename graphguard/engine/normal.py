@@ -6,8 +6,10 @@ ranges or boxes where they can, powers are collected, idle sums are counted, and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import pairwise
 from math import floor, gcd
 
 import numpy as np
@@ -70,7 +72,7 @@ class _Work:
             self._collect()
             self._fuse()
         self._count_idle_sums()
-        self.factors.sort(key=_order)
+        self._sort()
         self._anchor()
         return self._settle_weight()
 
@@ -241,6 +243,27 @@ class _Work:
             if factor.power:
                 self.factors.append(factor)
 
+    def _sort(self) -> None:
+        """By age; the same atom at several places, by where the variables of each place occur besides, so that it does not
+        matter which place was mentioned first."""
+        if len(self.factors) < 2:
+            return
+        self.factors.sort(key=_order)
+        keys = [_order(factor) for factor in self.factors]
+        if not any(a == b for a, b in pairwise(keys)):
+            return
+        alike = {key for key, count in Counter(keys).items() if count > 1}
+        occurs: dict[Variable, list[tuple[int, ...]]] = {v: [] for v in self.ranges}
+        for number, group in enumerate(self.dims):
+            for place, variable in enumerate(group):
+                occurs[variable].append((-1, number, place))
+        for factor, key in zip(self.factors, keys, strict=True):
+            for axis, index in enumerate(factor.at) if key not in alike else ():
+                for variable, stride in index.terms:
+                    occurs[variable].append((factor.atom.id, axis, stride))
+        roles = {variable: sorted(found) for variable, found in occurs.items()}
+        self.factors.sort(key=lambda factor: (_order(factor), [sorted((roles[v], s) for v, s in i.terms) for i in factor.at]))
+
     def _rewrite_special(self) -> bool:
         """One step with an impulse, a step or two deltas; False if there is none left to take."""
         for number, factor in enumerate(self.factors):
@@ -369,17 +392,37 @@ class _Work:
             del self.factors[number]
             self.weight = collapse(self.weight * np.asarray(passes, dtype=np.int64))
             return True
-        if self._coarsen_step(number, index):
+        if self._coarsen_step(number, index) or self._drop_blocks(index):
             return True
-        if self.factors[number].atom is not WINDOW or len(index.terms) != 1 or abs(index.terms[0][1]) != 1:
+        if len(index.terms) != 1 or abs(index.terms[0][1]) != 1:
             return False
         (variable, stride), offset = index.terms[0], index.offset
+        if self.factors[number].atom is not WINDOW and not self._is_digit(variable):
+            return False
         low, high = self.ranges[variable]
         span = (collapse(1 - offset), high) if stride == 1 else (low, offset)
         if not self._narrow(variable, *span):
             return False
         del self.factors[number]
         return True
+
+    def _is_digit(self, variable: Variable) -> bool:
+        """Whether a variable counts blocks: a mask of whole blocks says which of them there are."""
+        found = [index for factor in self.factors for index in factor.at if any(v == variable for v, _ in index.terms)]
+        return any(len(index.terms) > 1 for index in found)
+
+    def _drop_blocks(self, index: Index) -> bool:
+        """A sum over blocks without those at its ends of which a step leaves nothing."""
+        visible = self._visible()
+        for variable, stride in index.terms:
+            if variable in visible or abs(stride) == 1 or len(index.terms) == 1:
+                continue
+            _, most = bounds(Index(tuple(t for t in index.terms if t[0] != variable), index.offset), self.ranges)
+            low, high = self.ranges[variable]
+            span = (collapse(-most // stride + 1), high) if stride > 0 else (low, collapse(-(most // stride)))
+            if self._narrow(variable, *span):
+                return True
+        return False
 
     def _coarsen_step(self, number: int, index: Index) -> bool:
         """S A + B > 0 says A > t if every B there is says so."""

@@ -16,7 +16,7 @@ from graphguard.engine import function, integer, logistic
 from graphguard.engine.definition import Part
 from graphguard.engine.finite import is_nothing, may_be_masked, some_left
 from graphguard.engine.grid import by_cell, covers
-from graphguard.engine.lane import Lane, collapse, equal, varies
+from graphguard.engine.lane import Lane, at_lane, collapse, equal, varies
 from graphguard.engine.partial import together
 from graphguard.engine.product import Layout, constant, multiply
 from graphguard.engine.rational import Irrational, irrational, rational
@@ -37,6 +37,7 @@ from graphguard.engine.term import (
     Undescribed,
     Value,
     Variable,
+    bounds,
     weighted,
 )
 from graphguard.engine.value import add, concat, cut, permute, scale
@@ -44,6 +45,7 @@ from graphguard.engine.vanish import FINITE, has_infinities, is_log_of_nothing
 
 LABELS = "abcdefghijklmnopqrstuvwxyz"
 Number = int | float | bool | Fraction
+MOST_SORTED = 64  # elements of which the largest is asked for
 MINUS_INFINITY = float("-inf")
 
 
@@ -63,6 +65,23 @@ def _reading_order(factors: Sequence[Factor]) -> Callable[[Variable], tuple[int,
         for variable, stride in index.terms:
             found.setdefault(variable, (place, -abs(stride)))
     return lambda variable: found.get(variable, (-1, 0))
+
+
+def _ascends(value: Value, dim: int) -> bool:
+    """Whether a tensor is one piece along a dim, read forwards."""
+    return all(
+        equal(term.box[dim][0], 0)
+        and equal(term.box[dim][1], value.shape[dim])
+        and all(s > 0 for f in term.factors for i in f.at for v, s in i.terms if v in term.dims[dim])
+        for term in value.terms
+    )
+
+
+def _read_at(term: Term) -> tuple[tuple[int, ...], ...]:
+    """Which elements of which atoms a term begins with, in the first lane."""
+    return tuple(
+        (f.atom.id, *(at_lane(low, 0) for low, _ in (bounds(index, term.ranges) for index in f.at))) for f in term.factors
+    )
 
 
 class Ops:
@@ -207,6 +226,7 @@ class Ops:
         if is_nothing(self.table, value):
             left = [1 if dim in gone else size for dim, size in enumerate(value.shape) if keep or dim not in gone]
             return self.full(left, MINUS_INFINITY)
+        value = self._ascending(value, *gone) if len(gone) == 1 else value
         pieces = self._pieces(value, dims)
         if len(pieces) > 1:
             held = [piece for piece in pieces if not is_nothing(self.table, piece)] or pieces[:1]
@@ -232,6 +252,17 @@ class Ops:
         shape = tuple(1 if dim in gone else size for dim, size in enumerate(value.shape))
         kept = Value(shape, found.terms)
         return kept if keep else self.reshape(kept, [size for dim, size in enumerate(shape) if dim not in gone])
+
+    def _ascending(self, value: Value, dim: int) -> Value:
+        """The same elements along a dim in the order in which they are read, so that they become one piece: the largest of
+        them does not depend on their order."""
+        size = value.shape[dim]
+        if not isinstance(size, int) or size > MOST_SORTED or _ascends(value, dim):
+            return value
+        elements = [self.cut(value, dim, place, place + 1) for place in range(size)]
+        if any(len(element.terms) != 1 for element in elements):
+            return value
+        return folded(self.table, self.concat(sorted(elements, key=lambda element: _read_at(element.terms[0])), dim))
 
     def _with_inner_maximum(self, term: Term, dim: int) -> Term:
         """The largest of maxima is the largest of all that they are taken over: these are elements of the dim, too."""

@@ -177,6 +177,8 @@ def judged(specimen: Specimen, mutant: Mutant, limit: float, locate: bool = True
             gave_up = True
         except Exception as error:
             crash = f"{type(error).__name__}: {error}"
+        if findings and difference is None:
+            difference = specimen.difference(mutant.joint, further=True)
     return Outcome(
         mutant.kind,
         specimen.name,

@@ -24,7 +24,8 @@ ranks, and compares two verdicts on each changed program: that of the prover, an
   some on one.
 - A **rewrite** is a change that should not matter.
 - **Running** means: all ranks in lockstep in float64, on {trials} sets of random inputs, each output compared with the
-  sequential one under the relation that was proved before the change. The prover is held to the same relation.
+  sequential one under the relation that was proved before the change. The prover is held to the same relation. What is equal
+  on these and not proved is run on {further} more.
 - *Caught*: different, and not verified. *UNSOUND*: different, but verified, a false proof; **there must be none**. *Equal,
   verified*: the change did no harm, and the prover sees it. *Equal, unproven*: the prover is too weak, or the numbers do not
   show the difference (a mask of -10000 in place of -20000, a branch that no input took). *Gave up*: equal, but the proof took
@@ -79,7 +80,7 @@ def page(
 ) -> str:
     """`families` has the family of each check. `asked` is how many mutants there should have been: where there are fewer, the
     page says so."""
-    from graphguard.mutate.specimen import TRIALS
+    from graphguard.mutate.specimen import FURTHER, TRIALS
 
     rows, others = table.rows(mutants, KINDS), table.rows(rewrites, REWRITES)
     every, rewritten = rows[-1], others[-1]
@@ -87,6 +88,7 @@ def page(
     equal = every.verified + every.incomplete + every.gave_up
     return _TEMPLATE.format(
         trials=TRIALS,
+        further=FURTHER,
         command=command.strip(),
         date=datetime.date.today().isoformat(),
         commit=_commit(),

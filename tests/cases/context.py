@@ -41,6 +41,14 @@ def window_mask(queries, keys):
     return (distance >= 0) & (distance < WINDOW)
 
 
+def window_mask_of_its_own(queries, keys):
+    """One rank has the two conditions in the other order, so that its program is not that of the others."""
+    distance = queries[:, None] - keys[None, :]
+    if dist.get_rank() == 1:
+        return (distance < WINDOW) & (distance >= 0)
+    return (distance >= 0) & (distance < WINDOW)
+
+
 def full_forward(q, k, v):
     return weighted(q, k, v)
 
@@ -500,6 +508,7 @@ def correct(size):
         stepped(f"gathered-{size}", full_step, gathered_step(), size),
         stepped(f"gathered-causal-{size}", causal_step, gathered_step(causal_mask), size),
         stepped(f"gathered-window-{size}", window_step, gathered_step(window_mask), size),
+        stepped(f"gathered-own-window-{size}", window_step, gathered_step(window_mask_of_its_own), size),
         stepped(f"ulysses-{size}", fused_causal_step, ulysses_step(), size, heads=4),
         stepped(f"ulysses-one-buffer-{size}", fused_causal_step, ulysses_step(exchanged_in_one), size, heads=4),
         forward(f"window-halo-{size}", windowed_with_halo(), size, windowed_forward),

@@ -109,6 +109,19 @@ def largest_of_gathered(w, mesh):
     return w / largest.max()
 
 
+def largest_of_shuffled(w, mesh):
+    """In an order that no rank has."""
+    largest = torch.empty(mesh["tp"].size())
+    dist.all_gather_into_tensor(largest, w.abs().max().reshape(1), group=mesh.get_group("tp"))
+    return w / largest[[2, 0, 3, 1]].max()
+
+
+def largest_of_three(w, mesh):
+    largest = torch.empty(mesh["tp"].size())
+    dist.all_gather_into_tensor(largest, w.abs().max().reshape(1), group=mesh.get_group("tp"))
+    return w / largest[[2, 0, 3, 2]].max()  # fault: one rank's twice, and another's never
+
+
 def largest_of_first(w, mesh):
     largest = torch.empty(mesh["tp"].size())
     dist.all_gather_into_tensor(largest, w.abs().max().reshape(1), group=mesh.get_group("tp"))
@@ -251,6 +264,8 @@ CASES = [
     *(make(size) for size in (2, 4) for make in (count_case, routed_case, halves_case, scale_case)),
     *(largest_case(tp, dim) for tp in (2, 4) for dim in (0, 1)),
     *(largest_case(4, dim, largest_of_gathered, "gathered-largest") for dim in (0, 1)),
+    largest_case(4, 0, largest_of_shuffled, "shuffled-largest"),
+    faulty(largest_case(4, 0), "forms-fault-three-maxima", largest_of_three, "one rank's twice, and another's never"),
     faulty(largest_case(2, 0), "forms-fault-first-maximum", largest_of_first, "one rank's maximum"),
     faulty(count_case(2), "forms-fault-own-count", by_own_count, "divided by the rank's own count"),
 ]

@@ -34,6 +34,13 @@ def zigzag_positions(rank, length):
     return torch.cat([front, torch.arange(half) + (2 * size - 1 - rank) * half])
 
 
+def positions_of_its_own(rank, length):
+    """The first rank does not add what is 0 there, so that its program is not that of the others."""
+    size, half = dist.get_world_size(), length // 2
+    front = torch.arange(half) if dist.get_rank() == 0 and rank == 0 else torch.arange(half) + rank * half
+    return torch.cat([front, torch.arange(half) + (2 * size - 1 - rank) * half])
+
+
 def zigzag_ring(blocks, positions=zigzag_positions):
     """A block may have rows that see nothing of it, so the weights are masked and not the scores."""
 
@@ -222,6 +229,7 @@ def correct(size):
     return [
         zigzagged(f"ring-{size}", zigzag_ring(RINGS["p2p"]), size),
         zigzagged(f"halves-{size}", zigzag_halves(RINGS["p2p"]), size),
+        zigzagged(f"ring-of-its-own-{size}", zigzag_ring(RINGS["p2p"], positions_of_its_own), size),
         zigzagged(f"gathered-{size}", zigzag_gathered, size),
         stepped(f"gathered-step-{size}", zigzag_gathered_step(), size),
         stepped(f"step-{size}", zigzag_step, size),
