@@ -119,13 +119,24 @@ def _rectified(table: Table, term: Term | None) -> Term | None:
     """For the sign of a term: a scale above 0 does not count, and relu(x) is above 0 exactly where x is."""
     if term is None or term.coefficient < 0 or varies(term.weight):
         return term
-    if len(term.factors) == 1 and term.factors[0].power == 1:
-        definition = table.definitions.get(term.factors[0].atom.id)
-        if definition is not None and definition.name == "relu" and definition.operands[0]:
-            (product,) = definition.operands[0]
-            inner = instance(product, {-1 - n: index for n, index in enumerate(term.factors[0].at)})
-            return settled_as_one(table, term.with_(coefficient=product.label[1], factors=inner))
+    inner = _inside(table, term, "relu")
+    if inner is not None:
+        return inner
     return term.with_(coefficient=ONE)
+
+
+def _inside(table: Table, term: Term, name: str) -> Term | None:
+    """What a function is of, if a term is nothing but a multiple of that function."""
+    if len(term.factors) != 1 or term.factors[0].power != 1:
+        return None
+    definition = table.definitions.get(term.factors[0].atom.id)
+    if definition is None or definition.name != name or not definition.operands[0]:
+        return None
+    (product,) = definition.operands[0]
+    if product.extents:
+        return None
+    inner = instance(product, {-1 - n: index for n, index in enumerate(term.factors[0].at)})
+    return settled_as_one(table, term.with_(coefficient=product.label[1], factors=inner))
 
 
 def settled_as_one(table: Table, term: Term) -> Term:
@@ -182,6 +193,9 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         whole = exponent.denominator == 1
         if varies(term.weight):
             raise Undescribed("a power of what ranks hold in different shares")
+        signed = _inside(table, term, "abs") if whole and exponent % 2 == 0 else None
+        if signed is not None:
+            term = signed.with_(coefficient=signed.coefficient * term.coefficient)
         simple = len(term.factors) == 1 and term.factors[0].power == 1
         if not whole and not (simple or all(f.atom.nonnegative for f in term.factors)):
             return _root_of_product(table, term, exponent, box)

@@ -134,6 +134,28 @@ def largest_case(tp, dim, distributed=largest_of_all, name="largest"):
     return Case(f"forms-{name}-of-dim-{dim}-tp{tp}", scaled_by_largest, distributed, {"tp": tp}, inputs, relation)
 
 
+# ---------------------------------------------------------------------- signs that do not matter
+def energy(x):
+    return (3 * (x - x.mean(0))) ** 2
+
+
+def energy_of_distances(x, mesh, power=2):
+    mean = x.sum(0)
+    dist.all_reduce(mean, group=mesh.get_group("dp"))
+    return 9 * (x - mean / TOKENS).abs() ** power
+
+
+def energy_of_third_powers(x, mesh):
+    return energy_of_distances(x, mesh, 3)  # fault: the power is odd
+
+
+def energy_case(dp):
+    return Case(
+        f"forms-distances-dp{dp}", energy, energy_of_distances, {"dp": dp}, {"x": Input((TOKENS, 4), Shard(0))},
+        {"out": {"dp": Shard(0)}},
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------------- a positive input
 def clipped(grad, scale):
     return grad / scale / (grad / scale).norm()
@@ -265,6 +287,8 @@ CASES = [
     *(largest_case(tp, dim) for tp in (2, 4) for dim in (0, 1)),
     *(largest_case(4, dim, largest_of_gathered, "gathered-largest") for dim in (0, 1)),
     largest_case(4, 0, largest_of_shuffled, "shuffled-largest"),
+    energy_case(2),
+    faulty(energy_case(2), "forms-fault-third-power", energy_of_third_powers, "the power is odd"),
     faulty(largest_case(4, 0), "forms-fault-three-maxima", largest_of_three, "one rank's twice, and another's never"),
     faulty(largest_case(2, 0), "forms-fault-first-maximum", largest_of_first, "one rank's maximum"),
     faulty(count_case(2), "forms-fault-own-count", by_own_count, "divided by the rank's own count"),
