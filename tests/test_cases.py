@@ -39,6 +39,7 @@ MODULES = (
     "zigzag",
     "ulysses_ring",
     "ring_flash",
+    "dealt",
     "positions",
     "pipeline",
     "tied_stages",

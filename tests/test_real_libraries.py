@@ -14,6 +14,7 @@ NEEDS = {
     "transformers_tp": "transformers", "transformers_full_size": "transformers", "torchtitan_llama": "torchtitan",
     "megatron_gpt": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_distributed": "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron_pipeline": "megatron.core.models.gpt.gpt_layer_specs",
     "accelerate_data_parallel": "accelerate", "deepspeed_data_parallel": "deepspeed",
 }  # fmt: skip
 # One check of each kind: the others differ from these in the plan or the mesh only, and `graphguard verify` runs them all.
@@ -22,6 +23,7 @@ PROVED = [
     "torch_data_parallel::data_parallel",
     "torch_fully_shard::over_tensor_parallelism",
     "torch_pipelining::interleaved",
+    "torch_context_parallel::ring",
     "torch_zero::adam",
     "transformers_tp::llama",
     "transformers_tp::llama_batch_of_one",
@@ -48,6 +50,9 @@ LOCATED = {
     ),
     "transformers_tp::qwen3_without_a_gradient_sum": (
         "unexpected-relation", "modeling_qwen3.py", "self.weight * hidden_states",
+    ),
+    "torch_data_parallel::one_parameter_is_left_out": (
+        "unexplained-output", "torch_tensor_parallel.py", "self.down(F.silu(self.gate(x)) * self.up(x))",
     ),
     "torch_zero::weights_decay_on_the_ranks_alone": ("unexplained-output", "torch_zero.py", "optimizer.step()"),
     "transformers_tp::llama_with_a_loss_divided_by_the_ranks": (

@@ -39,7 +39,7 @@ STRATEGIES = (
     Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES, ("step", "optimizers")),
     Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
     Strategy("context parallelism: gathered keys, rings, exchange of heads (Ulysses)", PHASES[:2],
-             ("context", "ulysses_ring", "ring_flash")),
+             ("context", "ulysses_ring", "ring_flash", "dealt")),
     Strategy("context parallelism in zigzag layout", PHASES[:2], ("zigzag",)),
     Strategy("positions and shifted labels on a split sequence", PHASES[:2], ("positions",)),
     Strategy("expert parallelism: routing, capacity, balancing losses, shared experts", PHASES[:2],

@@ -3,6 +3,8 @@
 accelerate is not among the extras of this package: pip install accelerate (tested with 1.15.0).
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -23,14 +25,15 @@ class Net(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
-def step_of(synchronised=True, **options):
+def step_of(synchronised=True, quiet=False, **options):
     def step(model, x, target):
         if not dist.is_initialized():
             return gg.train_step(lambda model: F.mse_loss(model(x), target))(model)
         accelerator = Accelerator(cpu=True, **options)
         prepared = accelerator.prepare_model(model) if synchronised else model
-        loss = F.mse_loss(prepared(x), target)
-        accelerator.backward(loss)
+        with accelerator.no_sync(prepared) if quiet else nullcontext():
+            loss = F.mse_loss(prepared(x), target)
+            accelerator.backward(loss)
         return {"loss": loss.detach(), "grads": {name: parameter.grad for name, parameter in model.named_parameters()}}
 
     return step
@@ -64,3 +67,9 @@ def model_is_not_prepared():
 def loss_is_divided_for_steps_that_are_not_taken():
     """The loss is divided by the number of steps that gradients are gathered over, and one step is taken."""
     return verify(step_of(gradient_accumulation_steps=2))
+
+
+@gg.check(expect="refuted")
+def last_microbatch_is_not_synchronised():
+    """Gradients are gathered over microbatches without communication; in the last of them it must come."""
+    return verify(step_of(quiet=True))

@@ -22,12 +22,17 @@ def step_of(loss_fn=loss, synchronised=True):
     return step
 
 
-def verify(step):
+def verify(step, left_out=()):
+    def distributed(mesh):
+        model = Transformer()
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(left_out))
+        return DistributedDataParallel(model)
+
     tokens = gg.Input((2 * BATCH, SEQUENCE), gg.Shard(0), torch.int64, low=0, high=VOCABULARY)
     names = [f"grads.{name}" for name, _ in Transformer().named_parameters()]
     return gg.verify_model(
         sequential=Transformer,
-        distributed=lambda mesh: DistributedDataParallel(Transformer()),
+        distributed=distributed,
         step=step,
         mesh={"dp": 2},
         inputs={"ids": tokens, "labels": tokens},
@@ -53,3 +58,8 @@ def summed(model, ids, labels):
 def loss_is_divided_twice():
     """The loss is already divided by the tokens of all ranks, and DDP takes the mean of the gradients."""
     return verify(step_of(summed))
+
+
+@gg.check(expect="refuted")
+def one_parameter_is_left_out():
+    return verify(step_of(), left_out=["mlp.up.weight"])

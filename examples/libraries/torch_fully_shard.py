@@ -1,6 +1,7 @@
 """torch's fully_shard (FSDP2) around a transformer: alone, with replicas (HSDP), and over tensor parallelism."""
 
 import torch
+import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch_tensor_parallel import BATCH, SEQUENCE, SEQUENCE_TOO, VOCABULARY, Transformer, loss
@@ -73,3 +74,13 @@ def gradients_are_summed():
         return model
 
     return verify(distributed, {"dp": 2}, "dp")
+
+
+@gg.check(expect="refuted")
+def loss_is_divided_twice():
+    """The loss is already divided by the tokens of all ranks, and fully_shard takes the mean of the gradients."""
+
+    def divided(model, ids, labels):
+        return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), reduction="sum") / (2 * BATCH * SEQUENCE)
+
+    return verify(sharded, {"dp": 2}, "dp", loss_fn=divided)

@@ -34,10 +34,15 @@ def loss_fn(y, target):
     return (y - target).pow(2).mean()
 
 
-def step_of(schedule, count, **options):
+def whole_loss(model, x, target):
+    return loss_fn(model(x), target)
+
+
+def step_of(schedule, count, loss_fn=loss_fn, order=1, **options):
     def step(model, x, target):
         if not dist.is_initialized():
-            return gg.train_step(lambda model, x, target: loss_fn(model(x), target))(model, x=x, target=target)
+            return gg.train_step(whole_loss)(model, x=x, target=target)
+        target = torch.cat(target.chunk(MICROBATCHES)[::order])
         stages = [PipelineStage(layer, int(number), count, torch.device("cpu")) for number, layer in model.layers.items()]
         looped = issubclass(schedule, schedules.PipelineScheduleMulti)
         run = schedule(stages if looped else stages[0], MICROBATCHES, loss_fn=loss_fn, **options)
@@ -76,6 +81,18 @@ def interleaved():
     return verify(schedules.ScheduleInterleaved1F1B, layers=4)
 
 
+# ---------------------------------------------------------------------- faults
 @gg.check(expect="refuted")
 def gradients_of_microbatches_are_added_unscaled():
     return verify(schedules.Schedule1F1B, scale_grads=False)
+
+
+@gg.check(expect="refuted")
+def loss_is_divided_by_the_microbatches():
+    """The schedule divides the gradients by them already."""
+    return verify(schedules.ScheduleGPipe, loss_fn=lambda y, target: loss_fn(y, target) / MICROBATCHES)
+
+
+@gg.check(expect="refuted")
+def targets_of_other_microbatches():
+    return verify(schedules.Schedule1F1B, order=-1)

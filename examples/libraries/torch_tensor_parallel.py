@@ -1,12 +1,14 @@
 """torch.distributed.tensor.parallel on a transformer: a train step with every gradient, for each ParallelStyle."""
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
@@ -74,6 +76,13 @@ PREPARED = TENSOR | {  # the partial sums leave the module as they are, and are 
     "mlp.down": RowwiseParallel(output_layouts=Partial()),
     "mlp": PrepareModuleOutput(output_layouts=(Partial(),), desired_output_layouts=(Replicate(),)),
 }
+BORDERED = SEQUENCE_TOO | {  # both borders of a module in one style
+    "mlp.down": RowwiseParallel(output_layouts=Partial(), use_local_output=False),
+    "mlp": PrepareModuleInputOutput(
+        input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), output_layouts=(Partial(),),
+        desired_output_layouts=(Shard(1),),
+    ),
+}  # fmt: skip
 SPLIT_LOSS = SEQUENCE_TOO | {
     "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
 }
@@ -115,6 +124,11 @@ def sums_at_the_border_of_a_module():
 
 
 @gg.check
+def both_borders_of_a_module():
+    return verify(BORDERED)
+
+
+@gg.check
 def with_loss_parallel():
     return verify(SPLIT_LOSS, step=split_loss_step)
 
@@ -141,3 +155,13 @@ def norm_that_is_not_in_the_plan():
     """Each rank normalises its part of the sequence with its own copy of the weight: its gradient is a part, too."""
     return verify(SEQUENCE_TOO | {"norm2": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Shard(1),),
                                                               use_local_output=True)})  # fmt: skip
+
+
+@gg.check(expect="refuted")
+def loss_is_divided_by_the_ranks():
+    """All ranks have all tokens."""
+
+    def divided(model, ids, labels):
+        return loss(model, ids, labels) / (dist.get_world_size() if dist.is_initialized() else 1)
+
+    return verify(TENSOR, step=gg.train_step(divided))

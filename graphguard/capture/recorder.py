@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -298,6 +299,8 @@ class Recorder(TorchDispatchMode):
         if info.name == "aten.set_.source_Tensor" and args[0].is_meta and args[1].is_meta:
             self.aliases.cell(args[1])
             return info.func(*args)  # the tensor shows that window of that memory from now on
+        if info.name == "aten.resize_.default" and args[0].is_meta and self._has_room(*args):
+            return info.func(*args)  # as many elements of its memory, one after another
         view = info.name.replace("_.", ".", 1)
         view = "aten.transpose.int" if view == "aten.transpose.default" else view
         if view not in _RENAMES:
@@ -307,6 +310,11 @@ class Recorder(TorchDispatchMode):
         renamed: torch.Tensor = info.func(*args)
         self.aliases.bind_views(view, base, [renamed], args[1:])
         return renamed
+
+    def _has_room(self, tensor: torch.Tensor, size: Sequence[int]) -> bool:
+        """Whether the memory that a tensor has been seen in is enough for it at another size."""
+        root = self.aliases.cell(tensor).storage.root
+        return root.geometry[0] == 0 and tensor.storage_offset() + math.prod(size) <= math.prod(root.shape)
 
     # ------------------------------------------------------------------ reading values
     def constant_tensor(self, tensor: torch.Tensor) -> torch.Tensor:

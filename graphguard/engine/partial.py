@@ -54,7 +54,8 @@ def together(table: Table, value: Value) -> Value:
         part = sum_of(table, [table.filed(term) for term in value.terms])
     except Undescribed:
         return value
-    known = _known(part, whole.terms[0], moves) if one_box([value.terms[0], part, whole.terms[0]]) else None
+    single = len(part.factors) == 1 and one_box([value.terms[0], part, whole.terms[0]])
+    known = _known(part, whole.terms[0], moves) if single else None
     if known is None:
         return value
     table.note_whole(part.factors[0].atom, known)

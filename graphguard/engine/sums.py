@@ -14,6 +14,7 @@ from graphguard.engine.product import Layout
 from graphguard.engine.table import Table, signs
 from graphguard.engine.term import (
     IMPULSE,
+    STEP,
     WINDOW,
     Atom,
     Factor,
@@ -41,7 +42,7 @@ def plain(table: Table, terms: Sequence[Term]) -> Term | None:
     if len(closed) == 1:
         return closed[0]
     total = sum_of(table, closed)
-    _register(table, total.factors[0].atom)
+    _register(table, next(f.atom for f in total.factors if f.atom.kind == "lin"))
     return total
 
 
@@ -127,19 +128,26 @@ def one_box(terms: Sequence[Term]) -> bool:
 
 
 def sum_of(table: Table, terms: Sequence[Term]) -> Term:
-    """An atom for the sum of several terms without sums that cover the same box."""
+    """An atom for the sum of several terms without sums that cover the same box. A step that multiplies them all stays outside:
+    where it is known to be 1, as in a block that a causal mask leaves whole, the terms come without it."""
     labels = "".join(chr(97 + dim) for dim in range(len(terms[0].box)))
     layout = Layout(table)
     for term in terms:
         layout.lay(term.with_(factors=weighted(term)), labels)
     lead = max(range(len(terms)), key=lambda n: ([(f.atom.id, f.power) for f in terms[n].factors], terms[n].coefficient))
     scale = terms[lead].coefficient
-    parts = [Part((0, t.coefficient / scale), factors) for t, factors in zip(terms, layout.parts, strict=True)]
+    steps = [f for f in layout.parts[0] if f.atom is STEP and all(any(_same(f, g) for g in part) for part in layout.parts)]
+    inner = [tuple(f for f in part if not any(_same(f, step) for step in steps)) for part in layout.parts]
+    parts = [Part((0, t.coefficient / scale), factors) for t, factors in zip(terms, inner, strict=True)]
     atom, axes = table.define("lin", "sum", (), 1, parts, layout.ranges, **_signs(parts))
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-    settled = table.settle(Term(scale, (Factor(atom, axes),), layout.ranges, dims, terms[0].box))
+    settled = table.settle(Term(scale, (*steps, Factor(atom, axes)), layout.ranges, dims, terms[0].box))
     assert settled is not None
     return settled
+
+
+def _same(a: Factor, b: Factor) -> bool:
+    return a.atom is b.atom and a.power == b.power and a.place == b.place
 
 
 def _signs(parts: Sequence[Part]) -> dict[str, bool]:

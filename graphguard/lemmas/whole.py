@@ -13,7 +13,7 @@ from graphguard.engine.grid import in_cells, unmasked
 from graphguard.engine.integer import in_pieces
 from graphguard.engine.lane import Lane, at_lane, collapse, everywhere, larger, smaller
 from graphguard.engine.table import Table
-from graphguard.engine.term import IDX, Factor, Term, Undescribed, Value, bounds, extent
+from graphguard.engine.term import IDX, IMPULSE, Factor, Term, Undescribed, Value, bounds, extent
 from graphguard.ir import Constant
 from graphguard.lemmas.registry import Call
 
@@ -45,6 +45,11 @@ def hot(c: Call, index: Value, size: int, dim: int, *, wraps: bool = False) -> V
     """[index = v] for v in [0, size) along a new dim. Outside torch raises, or counts from the end: neither is a row of zeros.
 
     The sequential program is defined where it does not raise; of the ranks it has to be known that they do not."""
+    parts = _dims_in_parts(index)
+    if parts is not None:
+        split = c.reshape(index, [size_of for group in parts for size_of in group])
+        found = hot(c, split, size, sum(map(len, parts[:dim])), wraps=wraps)
+        return c.reshape(found, [*index.shape[:dim], size, *index.shape[dim:]])
     span = span_of(c.table, index)
     if wraps or not c.table.recording:
         if wraps and c.table.recording and _is_open(c.table, index):
@@ -56,6 +61,18 @@ def hot(c: Call, index: Value, size: int, dim: int, *, wraps: bool = False) -> V
             raise Undescribed("an index that may lie outside of the tensor that it indexes")
     declare(c, index, size)
     return c.one_hot(index, size, dim)
+
+
+def _dims_in_parts(index: Value) -> list[list[int]] | None:
+    """The sizes that a reshape has joined to dims, where an index was put together from pieces before: side by side in a dim
+    that is joined with others they are no boxes any more, but they are if the dims are parted again."""
+    if len(index.terms) < 2 or not any(f.atom is IMPULSE for term in index.terms for f in term.factors):
+        return None
+    found = [[[extent(term.ranges[v]) for v in group] or [1] for group in term.dims] for term in index.terms]
+    sizes = [size for group in found[0] for size in group]
+    if any(isinstance(size, np.ndarray) for size in sizes) or any(each != found[0] for each in found):
+        return None
+    return [[int(size) for size in group] for group in found[0]] if len(sizes) > len(index.shape) else None
 
 
 def _is_open(table: Table, index: Value) -> bool:

@@ -36,6 +36,9 @@ class Reference:
         """A part of it, or a view: what `move` makes of each of its tensors."""
         return Reference(move(self.whole), move(self.tolerance), move(self.claimed), self.lenient)
 
+    def loosened(self, by: float) -> Reference:
+        return Reference(self.whole, self.tolerance + by, self.claimed, self.lenient)
+
     def excess(self, value: torch.Tensor, slack: float = 0.0) -> torch.Tensor:
         """By element, how many times the tolerance a value of the same shape is away; 0 where nothing is claimed."""
         if value.dtype.is_floating_point or value.dtype.is_complex or self.whole.is_floating_point():

@@ -154,8 +154,9 @@ class Changed:
 
 
 def _minds_shapes(node: Node) -> bool:
-    """Whether an operation fills a tensor whose shape it is given, which torch would resize, and say so on stderr."""
-    return bool(node.writes) or "backward" in node.op
+    """Whether an operation fills a tensor whose shape it is given, which torch would resize, and say so on stderr; or has a
+    kernel that ends the process where the shapes of what it is given do not fit."""
+    return bool(node.writes) or "backward" in node.op or node.op.startswith("aten._scaled_dot_product_")
 
 
 def _reached(starts: Iterable[At], neighbours: Callable[[At], Iterable[At]]) -> set[At]:

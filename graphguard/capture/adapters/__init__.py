@@ -14,7 +14,7 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.fsdp
 import torch.distributed.optim  # imported before anything is replaced: it compiles code that names torch.tensor
 
-from graphguard.capture.adapters import data, ddp, deepspeed, devices, dtensor, fsdp, groups, megatron, pipelining
+from graphguard.capture.adapters import context, data, ddp, deepspeed, devices, dtensor, fsdp, groups, megatron, pipelining
 from graphguard.capture.adapters.holders import OBJECT_COLLECTIVES, Holders
 from graphguard.capture.adapters.versions import check_version, warn_of_versions
 from graphguard.capture.detours import close_detours
@@ -57,4 +57,5 @@ def _adjust_for_ranks(recorder: Recorder, holders: Holders, objects: ObjectExcha
     dtensor.take_roots_of_sizes()
     ddp.adjust_ddp(recorder)
     fsdp.adjust_fsdp(recorder)
+    context.adjust_context_parallel(recorder, holders)
     pipelining.adjust_pipelining(recorder, objects)

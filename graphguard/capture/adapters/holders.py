@@ -23,6 +23,7 @@ class Holders:
     def __init__(self) -> None:
         originals = [dist.monitored_barrier, torch.tensor, torch.as_tensor, init_device_mesh, c10d._warn_not_in_group]
         originals += [init.trunc_normal_, init.orthogonal_, init.sparse_, init.dirac_]
+        originals.append(torch.nn.functional.scaled_dot_product_attention)
         originals += [_collective_utils.mesh_scatter, _collective_utils.mesh_broadcast]
         originals += [getattr(dist, name) for name in OBJECT_COLLECTIVES]
         wanted = {id(original) for original in originals}
