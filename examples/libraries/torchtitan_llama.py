@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.context_parallel import prepare_context_parallel_input
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models import llama3
 from torchtitan.models.common.attention import ScaledDotProductAttention
@@ -48,18 +49,19 @@ def sequential():
     return model
 
 
-def distributed(sequence_parallel, tp=1, dp=1):
-    """The model as torchtitan's trainer makes it: its sharding plan for `tp`, and fully_shard over `dp`."""
+def distributed(sequence_parallel, tp=1, dp=1, cp=1):
+    """The model as torchtitan's trainer makes it: its plan for `tp`, rings over `cp`, fully_shard over `dp` and `cp`."""
     set_spmd_backend("partial_dtensor")
     planned = config()
     if tp > 1:
         set_llama3_sharding_config(planned, enable_sp=sequence_parallel)
     model = planned.build()
-    dims = {"dp_replicate": 1, "dp_shard": dp, "cp": 1, "tp": tp, "pp": 1, "ep": 1, "world_size": dp * tp}
+    dims = {"dp_replicate": 1, "dp_shard": dp, "cp": cp, "tp": tp, "pp": 1, "ep": 1, "world_size": dp * cp * tp}
     options = {"parallel_dims": ParallelDims(**dims, spmd_backend="partial_dtensor"), "ac_config": None, "dump_folder": ""}
     training = TrainingConfig(mixed_precision_param="float32", mixed_precision_reduce="float32")
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    if dp > 1:
+    model.dims = options["parallel_dims"]
+    if dp * cp > 1:
         parallelize_llama(model, training=training, parallelism=parallelism, compile_config=CompileConfig(), **options)
     else:
         model.parallelize(options["parallel_dims"])
@@ -72,8 +74,18 @@ def loss(model, ids, labels):
     return F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), reduction="sum") / (BATCH * SEQUENCE)
 
 
-def verify(sequence_parallel=True, tp=1, dp=1, change=lambda model: model, loss_fn=loss):
-    axes = {name: size for name, size in (("dp", dp), ("tp", tp)) if size > 1}
+def own_loss(model, ids, labels, deal=None):
+    """Of the tokens that torchtitan's trainer gives to this rank: parts of the sequence one after another."""
+    if getattr(model, "dims", None) is None:
+        return loss(model, ids, labels)
+    positions = torch.arange(SEQUENCE).expand(BATCH, SEQUENCE)
+    mesh, device = model.dims.get_mesh("cp"), torch.device("cpu")
+    ids, labels, more = prepare_context_parallel_input(ids, labels, {"positions": positions}, mesh, device, deal)
+    return F.cross_entropy(model(ids, **more).flatten(0, 1), labels.flatten(), reduction="sum") / (BATCH * SEQUENCE)
+
+
+def verify(sequence_parallel=True, tp=1, dp=1, cp=1, change=lambda model: model, loss_fn=loss):
+    axes = {name: size for name, size in (("dp", dp), ("cp", cp), ("tp", tp)) if size > 1}
     tokens = gg.Input((BATCH, SEQUENCE), {"dp": gg.Shard(0)} if dp > 1 else {}, torch.int64, low=0, high=VOCABULARY)
 
     def step(model, ids, labels):
@@ -82,11 +94,11 @@ def verify(sequence_parallel=True, tp=1, dp=1, change=lambda model: model, loss_
 
     return gg.verify_model(
         sequential=sequential,
-        distributed=lambda mesh: change(distributed(sequence_parallel, tp, dp)),
+        distributed=lambda mesh: change(distributed(sequence_parallel, tp, dp, cp)),
         step=step,
         mesh=axes,
         inputs={"ids": tokens, "labels": tokens},
-        outputs={"loss": {"dp": gg.Partial()} if dp > 1 else gg.Replicate()},
+        outputs={"loss": {name: gg.Partial() for name in axes if name != "tp"}},
     )
 
 
@@ -108,6 +120,11 @@ def fully_sharded():
 @gg.check
 def fully_sharded_over_tensor_parallelism():
     return verify(dp=2, tp=2)
+
+
+@gg.check
+def context_parallel():
+    return verify(cp=2, loss_fn=own_loss)
 
 
 # ---------------------------------------------------------------------- faults

@@ -40,17 +40,17 @@ def _shrunk(c: Call, x: Value, sizes: Sequence[Any], but: int | None = None) -> 
     return x
 
 
-@row("aten.gather.default", means="Σ_v [index = v] x[v] along a dim")
+@row("aten.gather.default", means="Σ_v [index = v] x[v] along a dim", complex=True)
 def gather(c: Call, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     if not x.shape:
         return c.expand(x, index.shape)
     if not index.shape:
         raise Undescribed("an index without dims")
-    dim %= len(x.shape)
-    labels = LETTERS[: len(x.shape)]
+    dim %= len(index.shape)
+    labels, pair = LETTERS[: len(index.shape)], "y" if c.is_complex() else ""
     x = _shrunk(c, x, index.shape, dim)
-    chosen = hot(c, index, c.size(x, dim), len(x.shape))
-    return c.selected([labels[:dim] + "z" + labels[dim + 1 :], labels + "z"], labels, x, chosen)
+    chosen = hot(c, index, c.size(x, dim), len(index.shape))
+    return c.selected([labels[:dim] + "z" + labels[dim + 1 :] + pair, labels + "z"], labels + pair, x, chosen)
 
 
 @row("aten.scatter_add.default", means="x + Σ [index = v] y along a dim")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from graphguard.oracle.samples.sample import INF, B, N, P, X, aten, both, f32, f64, i64, sample
+from graphguard.oracle.samples.sample import INF, B, C, N, P, X, aten, both, f32, f64, i64, sample
 
 # reductions
 sample(
@@ -162,6 +162,7 @@ sample("embedding_inferred", lambda w, i: F.embedding(i, w), w=X(6, 4), i=N(2, 6
 both("embedding_gradient", lambda w, i: F.embedding(i, w), w=X(6, 4), i=N(2, 6))
 both("embedding_padding", lambda w, i: F.embedding(i, w, padding_idx=-2), w=X(6, 4), i=N(2, 6))
 both("gather", lambda x, i: x.gather(1, i), x=X(6, 6), i=N(6, 2))
+sample("gather_complex", lambda z, i: (z.gather(0, i), z.gather(-1, i[:4])), z=C(6, 6), i=N(4, 6))
 sample(
     "gather_more",
     lambda x, i: (x.gather(0, i), x.gather(-1, i[:2]), torch.take_along_dim(x[:, :4, :2], i, 0)),
