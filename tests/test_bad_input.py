@@ -70,6 +70,7 @@ VALUES = [
     (lambda x, i: x[:3].repeat_interleave(i, 0), SHAPES.format("aten.repeat_interleave.Tensor", "the input 'i'")),
     (lambda x, i: i.bincount(), SHAPES.format("aten.bincount.default", "the input 'i'")),
     (lambda x, i: x.resize_(5, 6), RENAMES.format("aten.resize_.default")),
+    (lambda x, i: x.resize_(1, 2, 2, 2, memory_format=torch.channels_last), RENAMES.format("aten.resize_.default")),
     (lambda x, i: x.set_(i.float().untyped_storage()), RENAMES.format("aten.set_.source_Storage")),
     (lambda x, i: x.as_strided_((2, 2), (1, 1)), RENAMES.format("aten.as_strided_.default")),
     (

@@ -179,7 +179,7 @@ class Recorder(TorchDispatchMode):
         if info.name == _BATCH_NORM and args[3] is not None and args[5]:
             info = operator(_BATCH_NORM_TWIN)
         if info.renames_dims:
-            return self._rename_dims(info, args)
+            return self._rename_dims(info, args, kwargs)
         if info.reads_scalar:
             return self._read_scalar(info, args)
         return self._record(Invocation(info, args, kwargs, self.aliases))
@@ -293,13 +293,13 @@ class Recorder(TorchDispatchMode):
         source = tensor if tensor.is_meta else self.aliases.without_data(cell)
         return info.func(source)
 
-    def _rename_dims(self, info: Operator, args: tuple[Any, ...]) -> torch.Tensor:
+    def _rename_dims(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """`squeeze_` and the like move a tensor to another window of its memory: they are views that keep the object. They
         touch no data, so that a tensor with data may be renamed as it is."""
         if info.name == "aten.set_.source_Tensor" and args[0].is_meta and args[1].is_meta:
             self.aliases.cell(args[1])
             return info.func(*args)  # the tensor shows that window of that memory from now on
-        if info.name == "aten.resize_.default" and args[0].is_meta and self._has_room(*args):
+        if info.name == "aten.resize_.default" and not kwargs and args[0].is_meta and self._has_room(*args):
             return info.func(*args)  # as many elements of its memory, one after another
         view = info.name.replace("_.", ".", 1)
         view = "aten.transpose.int" if view == "aten.transpose.default" else view
