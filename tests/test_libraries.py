@@ -275,6 +275,30 @@ def test_megatron_data_parallelism_finalizes_to_the_gradients_of_one_rank(overla
         assert_same(outputs, wanted, tolerance=1e-11, who=f"rank {rank}")
 
 
+# ---------------------------------------------------------------------- deepspeed
+def test_a_deepspeed_engine_replays_as_the_library_on_gloo(monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # before the import, which looks for devices
+    deepspeed = pytest.importorskip("deepspeed")
+
+    def program(x, target, w):
+        if dist.get_backend() == "gloo":
+            sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # it would compile a library of its own
+        model = filled(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4)), w)
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_clipping": 0.1,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        }
+        engine = deepspeed.initialize(model=model, config=config, model_parameters=list(model.parameters()))[0]
+        loss = torch.nn.functional.mse_loss(engine(x), target)
+        engine.backward(loss)
+        engine.step()
+        return {"loss": loss.detach(), "after": {name: p.detach().clone() for name, p in model.named_parameters()}}
+
+    batch = Input((4, 4), Shard(0))
+    assert_replays_as_gloo(program, 2, {"x": batch, "target": batch, "w": Input((58,))})
+
+
 # ---------------------------------------------------------------------- how libraries are adjusted
 def test_a_library_that_the_program_imports_itself_is_adjusted(tmp_path, monkeypatch):
     (tmp_path / "imported_late.py").write_text("answer = 1")
