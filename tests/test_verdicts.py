@@ -457,6 +457,24 @@ def test_what_cancels_up_to_rounding_is_no_difference():
     assert not judged(gradient, in_another_order, inputs).different
 
 
+def test_what_drowns_in_large_inputs_is_no_difference():
+    """A softmax of large scores picks one, and its gradient is 0; block by block, as rings merge, rounding is left of it."""
+
+    def gradient(q, k, v):
+        k = k.detach().requires_grad_()
+        return torch.autograd.grad(((q * k).softmax(-1) * v * q).sum(), k)[0] * q**3
+
+    def by_blocks(q, k, v):
+        scores, weighed = q * k, v * q
+        log, out = scores[..., :1], weighed[..., :1]
+        for score, block in zip(scores[..., 1:].split(1, -1), weighed[..., 1:].split(1, -1), strict=True):
+            out, log = out - torch.sigmoid(score - log) * (out - block), log - F.logsigmoid(log - score)
+        return q**4 * (scores - log).exp() * (weighed - out)
+
+    result = judged(gradient, by_blocks, {name: gg.Input((32, 8)) for name in "qkv"})
+    assert not result.different and result.trials == 6
+
+
 def test_numbers_that_stand_for_infinity_hide_nothing():
     def masked(x):
         return x.masked_fill(torch.ones(4, 6).triu(1).bool(), -1e9)
