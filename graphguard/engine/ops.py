@@ -238,6 +238,7 @@ class Ops:
             if term is None:
                 return None
             term = self._with_inner_maximum(term, max(gone)) if gone and not parameters else term
+            term = self._in_one_dim(term, sorted(gone)) if len(gone) > 1 else term
             bound = tuple(v for dim in sorted(gone) for v in term.dims[dim])
             part = Part((0, term.coefficient), weighted(term), bound)
             atom, axes = self.table.define("max", "max", parameters, 1, [part], term.ranges)
@@ -282,8 +283,29 @@ class Ops:
         low, high = term.box[dim]
         box = (*term.box[:dim], (low, low + (high - low) * prod(product.extents)), *term.box[dim + 1 :])
         coefficient: Fraction = product.label[1]  # type: ignore[index]
-        opened = self.table.settle(Term(coefficient, factors, ranges, dims, box))
-        return term if opened is None or opened.summed or varies(opened.weight) else opened
+        return self._settled_whole(Term(coefficient, factors, ranges, dims, box)) or term
+
+    def _in_one_dim(self, term: Term, dims: Sequence[int]) -> Term:
+        """The largest over dims is the largest over one dim that has all of their elements. There, in the order in which the
+        factors are read, heads and what is in them become one range, which ranges of other ranks continue."""
+        factors, last = term.factors, dims[-1]
+        group = sorted((v for dim in dims for v in term.dims[dim]), key=_reading_order(factors))
+        count: Lane = 1
+        for dim in dims:
+            count = count * (term.box[dim][1] - term.box[dim][0])
+        groups, box = list(term.dims), list(term.box)
+        for dim in dims:
+            groups[dim], box[dim] = (), (0, 1)
+        groups[last], box[last] = tuple(group), (0, collapse(count))
+        return self._settled_whole(term.with_(dims=tuple(groups), box=tuple(box))) or term
+
+    def _settled_whole(self, term: Term) -> Term | None:
+        """The normal form, if it still says all: zeros beside a smaller box would count, too."""
+        found = self.table.settle(term)
+        whole = found is not None and all(
+            equal(a, b) for x, y in zip(found.box, term.box, strict=True) for a, b in zip(x, y, strict=True)
+        )
+        return found if whole and found is not None and not found.summed and not varies(found.weight) else None
 
     def _pieces(self, value: Value, dims: Sequence[int]) -> list[Value]:
         """The tensor cut along these dims where its terms begin and end."""
