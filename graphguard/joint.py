@@ -155,6 +155,10 @@ class _Play:
 
     def _message(self, rank: int, node: Node) -> Match:
         peer: int = node.kwargs["peer"]  # type: ignore[assignment]
+        if peer == rank:
+            verb = "sends to" if node.op == "dist.send" else "receives from"
+            message = f"rank {rank} {verb} itself at {node.source}: a message needs two ranks"
+            raise _Stop(Finding("unmatched-message", message, (rank,), _sources(node)))
         ends = (rank, peer) if node.op == "dist.send" else (peer, rank)
         key = (ends, node.kwargs["tag"], node.kwargs["group"], node.kwargs.get("channel", 0))
         waiting = self.messages[key]

@@ -311,6 +311,13 @@ def another_tag(x):
     return x
 
 
+def message_to_itself(x):
+    operations = [dist.P2POp(dist.isend, x, rank()), dist.P2POp(dist.irecv, x.clone(), rank())]
+    for work in dist.batch_isend_irecv(operations):  # a
+        work.wait()
+    return x
+
+
 SENDS = "rank 0 sends to rank 1 at {a}, but rank 1 never receives it"
 
 
@@ -321,6 +328,7 @@ SENDS = "rank 0 sends to rank 1 at {a}, but rank 1 never receives it"
         (receive_without_send, (1, 0), "rank 1 receives from rank 0 at {a}, but rank 0 never sends it"),
         (background_send_without_receive, (0, 1), SENDS),
         (another_tag, (0, 1), SENDS),
+        (message_to_itself, (0,), "rank 0 sends to itself at {a}: a message needs two ranks"),
     ],
     ids=lambda item: getattr(item, "__name__", ""),
 )

@@ -15,6 +15,7 @@ from graphguard.engine.merge import merged
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted
 from graphguard.engine.value import scale
+from graphguard.engine.widen import narrowed
 
 MOST_STEPS = 24
 MOST_TERMS = 32
@@ -48,8 +49,14 @@ def _vanish(table: Table, terms: tuple[Term, ...]) -> bool:
         table.written += len(terms)
         if youngest is None or len(terms) > MOST_TERMS or table.written > MOST_WORK:
             return False
-        terms = merged(table, [each for term in terms for each in written_out(table, term, youngest)])
+        written = [each for term in terms for each in written_out(table, term, youngest)]
+        terms = merged(table, [each for each in (_trimmed(table, term) for term in written) if each is not None])
     return False
+
+
+def _trimmed(table: Table, term: Term) -> Term | None:
+    shorter = narrowed(term)
+    return term if shorter is term else table.settle(shorter)
 
 
 def expandable(table: Table, factor: Factor) -> bool:

@@ -6,6 +6,7 @@ factors alone that are not negative; exp turns sums into products, whose factors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 
@@ -46,6 +47,23 @@ ZERO_AT_ZERO = {
     "trunc",
 }
 
+EXACT: dict[str, Callable[..., Fraction | int]] = {  # of rational numbers, rational numbers
+    "abs": abs,
+    "sign": lambda x: (x > 0) - (x < 0),
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round": round,
+    "trunc": math.trunc,
+    "relu": lambda x: max(x, 0),
+    "positive": lambda x: x > 0,
+    "nonzero": lambda x: x != 0,
+    "eq": lambda a, b: a == b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "maximum": max,
+    "minimum": min,
+}
+
 
 def by_weight(table: Table, values: Sequence[Value], work: Callable[[Sequence[Value]], Value]) -> Value:
     """Nonlinear work where lanes have different shares of the operands: done for each kind of lane, and put together."""
@@ -78,6 +96,9 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
         operands = [_operand(table, cell) for cell in cells]
         if name in ZERO_AT_ZERO and all(term is None for term in operands):
             return None
+        number = _of_numbers(name, operands, parameters)
+        if number is not None:
+            return settled_as_one(table, filled(table, box)).with_(coefficient=number) if number else None
         if name == "positive":
             operands = [_rectified(table, operands[0])]
         if name in ODD | EVEN and operands[0] is not None and operands[0].coefficient < 0:
@@ -87,6 +108,21 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
         return _function(table, name, operands, parameters, box)
 
     return by_cell(table, values, on_cell)
+
+
+def _of_numbers(name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...]) -> Fraction | None:
+    """What a function makes of numbers, where that is exact: an optimizer's first step compares zeros with zero."""
+    if name not in EXACT or parameters:
+        return None
+    numbers = [Fraction(0) if term is None else _number(term) for term in operands]
+    known = [number for number in numbers if number is not None]
+    return Fraction(EXACT[name](*known)) if len(known) == len(numbers) else None
+
+
+def _number(term: Term) -> Fraction | None:
+    if term.factors or term.summed or not isinstance(term.weight, int):
+        return None
+    return term.coefficient * term.weight
 
 
 def _function(table: Table, name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...], box: Box) -> Term:

@@ -139,26 +139,40 @@ def _insert(table: Table, result: list[Term], term: Term, pairs: bool) -> None:
 
 
 def _both_stepped(a: Term, b: Term) -> tuple[Term, Term] | None:
-    """Two terms of which one has a step more, which is 1 on all of the other: a block that a causal mask leaves whole."""
-    if len(a.factors) < len(b.factors):
-        stepped = _stepped(b, a)
-        return None if stepped is None else (stepped, b)
-    stepped = _stepped(a, b)
-    return None if stepped is None else (a, stepped)
-
-
-def _stepped(model: Term, term: Term) -> Term | None:
-    steps = [factor for factor in model.factors if factor.atom is STEP]
-    if not steps or any(factor.atom is STEP for factor in term.factors):
+    """Two terms that differ in steps alone, each with those of both, where a step that one has and the other has not is 1 on
+    all of the other: blocks that a mask leaves whole, or of which it cuts one end and not the other."""
+    if not any(f.atom is STEP for f in (*a.factors, *b.factors)):
         return None
-    bare = model.with_(factors=tuple(factor for factor in model.factors if factor.atom is not STEP))
-    if signature(bare) != signature(term):
+    steps, bare = _apart(a)
+    others, bare_b = _apart(b)
+    if signature(bare) != signature(bare_b):
         return None
-    for names, other in matches(bare, term):
-        added = substitute(steps, {v: Index(((w, 1),)) for v, w in names.items()})
-        if all(everywhere(bounds(step.at[0], term.ranges)[0] > 0) for step in added):
-            return term.with_(factors=(*added, *other.factors))
+    for names, matched in matches(bare, bare_b):
+        back = {w: v for v, w in names.items()}
+        mine, theirs = _with_steps(a, steps, others, back), _with_steps(b, others, steps, names)
+        if mine is not None and theirs is not None:
+            order = [step.at[0].key for step in substitute(mine, {v: Index(((w, 1),)) for v, w in names.items()})]
+            theirs.sort(key=lambda step, order=order: order.index(step.at[0].key))  # type: ignore[misc]
+            return a.with_(factors=(*mine, *bare.factors)), b.with_(factors=(*theirs, *matched.factors))
     return None
+
+
+def _apart(term: Term) -> tuple[list[Factor], Term]:
+    """The steps of a term, and the term without them."""
+    steps = [factor for factor in term.factors if factor.atom is STEP]
+    return steps, term.with_(factors=tuple(factor for factor in term.factors if factor.atom is not STEP))
+
+
+def _with_steps(term: Term, own: Sequence[Factor], others: Sequence[Factor], names: Names) -> list[Factor] | None:
+    """A term's steps and those of another one, in the order of positions; None if one of the others is not 1 there."""
+    if any(v not in names for step in others for v in step.variables()):
+        return None
+    known = {step.at[0].key: step for step in own}
+    for step in substitute(others, {v: Index(((w, 1),)) for v, w in names.items()}):
+        if step.at[0].key not in known and not everywhere(bounds(step.at[0], term.ranges)[0] > 0):
+            return None
+        known.setdefault(step.at[0].key, step)
+    return list(known.values())
 
 
 def signature(term: Term) -> list[tuple[int, Fraction]]:

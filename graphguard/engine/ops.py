@@ -216,6 +216,8 @@ class Ops:
         count = 1
         for dim in range(len(value.shape)) if dims is None else dims:
             count *= self.size(value, dim)
+        if not count:
+            raise Undescribed("a mean of no elements")
         return self.scale(self.sum(value, dims, keep), Fraction(1, count))
 
     def max(self, value: Value, dims: Sequence[int], keep: bool = False) -> Value:

@@ -1,4 +1,4 @@
-"""Sums over more than they are over: what a mask adds is zero."""
+"""Sums over more or fewer than they are over: what a mask adds, or leaves out, is zero."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from graphguard.engine.lane import equal, everywhere
-from graphguard.engine.term import IMPULSE, STEP, WINDOW, Factor, Range, Variable, bounds
+from graphguard.engine.lane import collapse, equal, everywhere, larger, smaller
+from graphguard.engine.term import IMPULSE, STEP, WINDOW, Factor, Index, Range, Term, Variable, bounds
 
 
 def widened(
@@ -33,3 +33,21 @@ def _vanishes(mask: Factor, ranges: Mapping[Variable, Range]) -> bool:
         empty = empty | np.asarray(last <= first)
     outside = ((low > 0) | (high < 0)) if mask.atom is IMPULSE else high <= 0
     return bool(np.all(np.asarray(outside) | empty))
+
+
+def narrowed(term: Term) -> Term:
+    """The term with its sums over no more than what its steps may leave: what is cut off is zero in every lane. So two sums
+    under one mask are over the same, whichever of its zeros they were over. Not in normal form."""
+    summed = set(term.summed)
+    ranges = dict(term.ranges)
+    for mask in (f for f in term.factors if f.atom is STEP):
+        for variable, stride in mask.at[0].terms:
+            if variable not in summed or abs(stride) != 1:
+                continue
+            rest = Index(tuple(each for each in mask.at[0].terms if each[0] != variable), mask.at[0].offset)
+            reach = bounds(rest, ranges)[1]  # stride * variable + rest > 0, so stride * variable > -reach
+            low, high = ranges[variable]
+            low, high = (larger(low, collapse(1 - reach)), high) if stride == 1 else (low, smaller(high, reach))
+            ranges[variable] = (smaller(low, high), high)
+    same = all(equal(a, b) for v, span in ranges.items() for a, b in zip(span, term.ranges[v], strict=True))
+    return term if same else term.with_(ranges=ranges)

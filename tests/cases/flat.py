@@ -161,7 +161,8 @@ TWO_BUCKETS = [("scale", "experts"), ("bias", "inner")]
 def inputs(size, steps=None):
     lead, at = ((), 0) if steps is None else ((steps,), 1)
     split = {"dp": Shard(at)}
-    data = {"x": Input((*lead, 8, 4), split), "t": Input((*lead, 8, 3), split)}
+    samples = max(8, size)
+    data = {"x": Input((*lead, samples, 4), split), "t": Input((*lead, samples, 3), split)}
     return data | {name: Input(shape) for name, shape in SHAPES.items()}
 
 
