@@ -61,6 +61,13 @@ def front_and_back(step, length):
     return (0, length // 2, False) if step <= dist.get_rank() else (length // 2, length, False)
 
 
+def front_of_all(step, length):
+    """As `front_and_back`, but of later ranks, too, the front alone is seen."""
+    if step == 0:
+        return 0, length, True
+    return (0, length // 2, False) if step <= dist.get_rank() else (length // 2, length // 2, False)
+
+
 class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, seen):
@@ -151,3 +158,10 @@ def gradients_that_do_not_come_home():
     inputs = {name: gg.Input((HEADS, 8, HEAD), Shard(1)) for name in ("q", "k", "v", "dy")}
     wrong = ring(one_after_another, WithoutTheLastStep)
     return gg.verify(step(sequential), wrong, mesh={"cp": 2}, inputs=inputs, outputs=dict.fromkeys(OUTPUTS, Shard(1)))
+
+
+@gg.check(expect="refuted")
+def back_halves_that_nobody_sees():
+    inputs = {name: gg.Input((HEADS, 8, HEAD), local=two_ends) for name in ("q", "k", "v", "dy")}
+    outputs = dict.fromkeys(OUTPUTS, two_ends)
+    return gg.verify(step(sequential), ring(front_of_all), mesh={"cp": 2}, inputs=inputs, outputs=outputs)
