@@ -50,6 +50,7 @@ MODULES = (
     "flat",
     "formulas",
     "quantised",
+    "convolution",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]

@@ -125,10 +125,10 @@ def _insert(table: Table, result: list[Term], term: Term, pairs: bool) -> None:
     """Add a term, joined with those that it continues; with `pairs`, also with one that lies at a distance."""
     mine = signature(term)
     for place, other in enumerate(result):
-        pair: tuple[Term, Term] | None = (other, term)
-        if signature(other) != mine:
-            pair = _both_stepped(other, term)
-        joined = None if pair is None else _joined(table, *pair, pairs and pair[0] is other and pair[1] is term)
+        joined = _joined(table, other, term, pairs) if signature(other) == mine else None
+        if joined is None:
+            stepped = _both_stepped(other, term)
+            joined = None if stepped is None else _joined(table, *stepped, False)
         if joined is not None:
             del result[place]
             settled = table.settle(joined) if joined.coefficient else None
@@ -150,7 +150,7 @@ def _both_stepped(a: Term, b: Term) -> tuple[Term, Term] | None:
     for names, matched in matches(bare, bare_b):
         back = {w: v for v, w in names.items()}
         mine, theirs = _with_steps(a, steps, others, back), _with_steps(b, others, steps, names)
-        if mine is not None and theirs is not None:
+        if mine is not None and theirs is not None and len(mine) + len(theirs) > len(steps) + len(others):
             order = [step.at[0].key for step in substitute(mine, {v: Index(((w, 1),)) for v, w in names.items()})]
             theirs.sort(key=lambda step, order=order: order.index(step.at[0].key))  # type: ignore[misc]
             return a.with_(factors=(*mine, *bare.factors)), b.with_(factors=(*theirs, *matched.factors))

@@ -69,6 +69,7 @@ def _load() -> None:
         arithmetic,
         attention,
         contraction,
+        convolution,
         creation,
         imaginary,
         index,

@@ -212,5 +212,6 @@ CASES = [
         step_case("two-buckets", size, TWO_BUCKETS),
         clipped_case(size),
     )],
+    step_case("two-buckets", 16, TWO_BUCKETS),
     *faults(),
 ]  # fmt: skip

@@ -223,6 +223,13 @@ def multiplied_before(x, w):
     return grad
 
 
+def premultiplied(x, w):
+    """The library multiplies what each rank has, and sums."""
+    grad = weight_gradient(x, w)
+    dist.all_reduce(grad, op=dist._make_nccl_premul_sum(1 / dist.get_world_size()))
+    return grad
+
+
 def divided_in_two_steps(x, w):
     """By a root before and after, as DDP's hooks do it: 2 before, the rest after."""
     grad = weight_gradient(x, w) / 2
@@ -424,6 +431,7 @@ def correct(size):
     return [
         flat(f"averaged-{size}", averaged, size),
         flat(f"multiplied-before-{size}", multiplied_before, size),
+        flat(f"premultiplied-{size}", premultiplied, size),
         flat(f"divided-in-two-steps-{size}", divided_in_two_steps, size),
         flat(f"reduced-then-gathered-{size}", reduced_then_gathered, size),
         flat(f"averaged-and-gathered-{size}", averaged_and_gathered, size),

@@ -207,6 +207,18 @@ OF_TORCH = {
     "fused-adamw": lambda weights: torch.optim.AdamW(weights, lr=RATE, weight_decay=0.1, fused=True),
     "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=RATE),
     "rmsprop": lambda weights: torch.optim.RMSprop(weights, lr=RATE),
+    "nadam": lambda weights: torch.optim.NAdam(weights, lr=RATE),
+    "radam": lambda weights: torch.optim.RAdam(weights, lr=RATE),
+    "adamax": lambda weights: torch.optim.Adamax(weights, lr=RATE),
+    "adadelta": lambda weights: torch.optim.Adadelta(weights, lr=RATE),
+    "rprop": lambda weights: torch.optim.Rprop(weights, lr=RATE),
+    "asgd": lambda weights: torch.optim.ASGD(weights, lr=RATE),
+}
+IN_ONE_CALL = {  # the same, for all parameters at once
+    "adam": lambda weights: torch.optim.Adam(weights, lr=RATE, foreach=True),
+    "adamax": lambda weights: torch.optim.Adamax(weights, lr=RATE, foreach=True),
+    "adadelta": lambda weights: torch.optim.Adadelta(weights, lr=RATE, foreach=True),
+    "rprop": lambda weights: torch.optim.Rprop(weights, lr=RATE, foreach=True),
 }
 
 
@@ -400,7 +412,9 @@ def correct(size, steps):
         cases.append(case(f"torch-replicated-{name}", trained_by(make), replicated_by(make)))
     for name, make in AS_TORCH.items():
         cases.append(case(f"torch-by-hand-{name}", trained_by(OF_TORCH[name]), zero2(make)))
-    for name in ("momentum", "adamw", "fused-adamw"):
+    for name, make in IN_ONE_CALL.items():
+        cases.append(case(f"torch-in-one-call-{name}", trained_by(OF_TORCH[name]), replicated_by(make)))
+    for name in ("momentum", "adamw", "fused-adamw", "rprop"):
         cases.append(case(f"torch-2-{name}", trained_by(OF_TORCH[name]), zero2_by(OF_TORCH[name])))
     return cases
 

@@ -345,6 +345,9 @@ sample(
 )
 both("patches", lambda x, w, b: F.conv2d(x, w, b, stride=2), x=X(2, 3, 4, 6), w=X(6, 3, 2, 2), b=X(6))
 both("pointwise_convolution", lambda x, w: F.conv1d(x, w), x=X(2, 6, 4), w=X(6, 6, 1))
+both("convolution", lambda x, w, b: F.conv1d(x, w, b, padding=1), x=X(2, 3, 6), w=X(6, 3, 3), b=X(6))
+both("convolution_with_gaps", lambda x, w: F.conv1d(x, w, stride=2, padding=2, dilation=2), x=X(2, 3, 6), w=X(6, 3, 2))
+both("convolution_in_two_dims", lambda x, w: F.conv2d(x, w, padding=(1, 0)), x=X(2, 3, 4, 3), w=X(4, 3, 3, 2))
 # views
 sample(
     "views",
