@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from graphguard.engine.numbers import numbers_of, row_of
 from graphguard.engine.term import IDX, Undescribed, Value
 from graphguard.lemmas.order import are_distinct
 from graphguard.lemmas.registry import Call, row
@@ -220,6 +223,18 @@ def bucketize(c: Call, first: Value, second: Value, *, out_int32: bool = False, 
     x, edges = (first, second) if "bucketize" in c.node.op else (second, first)
     if len(edges.shape) != 1 or sorter is not None:
         raise Undescribed("a search in several rows")
+    known = numbers_of([x, edges]) if len(x.shape) == 1 and x.shape[0] else None
+    if known is not None and all((np.diff(row) >= 0).all() for row in known[1]):
+        behind = "right" if right or side == "right" else "left"
+        return row_of(c, [np.searchsorted(row, each, behind) for each, row in zip(*known, strict=True)])  # type: ignore[call-overload]
     wide = c.expand(c.reshape(edges, [*[1] * len(x.shape), *edges.shape]), [*x.shape, *edges.shape])
     found = c.opaque("bucketize", [x, wide], len(x.shape), (), (right or side == "right",))
     return bounded(c, found, 0, c.size(edges, 0) + 1)
+
+
+@row("aten.repeat_interleave.Tensor", means="each position as often as its number says", needs="numbers that are known")
+def repeat_interleave(c: Call, counts: Value, *, output_size: int | None = None) -> Value:
+    known = numbers_of([counts])
+    if known is None or not c.shape[0]:
+        raise Undescribed("positions that are repeated as data says")
+    return row_of(c, [np.repeat(np.arange(row.size), row) for row in known[0]])

@@ -6,8 +6,11 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from graphguard.engine.integer import in_pieces
 from graphguard.engine.lane import varies
+from graphguard.engine.numbers import numbers_of, row_of
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.reduction import largest, smallest
@@ -80,10 +83,22 @@ def sort_stable(c: Call, x: Value, *, stable: bool | None, dim: int = -1, descen
 
 
 def _sorted(c: Call, x: Value, dim: int, parameters: tuple[Hashable, ...]) -> tuple[Value, Value]:
+    known = _sorted_numbers(c, x, *parameters)
+    if known is not None:
+        return known
     size = _size(c, x, dim)
     dim %= max(1, len(x.shape))
     values = along(c, "sort", x, dim, size, parameters[:1])
     return values, bounded(c, along(c, "argsort", x, dim, size, parameters), 0, size)
+
+
+def _sorted_numbers(c: Call, x: Value, descending: Hashable, stable: Hashable) -> tuple[Value, Value] | None:
+    """A row of known whole numbers in order. Of equal ones it is known which comes first only if the order is stable."""
+    found = numbers_of([x]) if len(x.shape) == 1 and x.shape[0] else None
+    if found is None or (not stable and any(len(np.unique(row)) < row.size for row in found[0])):
+        return None
+    orders = [np.argsort(-row if descending else row, kind="stable") for row in found[0]]
+    return row_of(c, [row[order] for row, order in zip(found[0], orders, strict=True)]), row_of(c, orders)
 
 
 @row("aten.topk.default", means="the largest or smallest elements of a dim, and where they are")

@@ -248,6 +248,17 @@ sample(
     e=P(3, low=0.1, high=0.5),
 )
 sample(
+    "numbers_in_order",
+    lambda x: (
+        x[torch.tensor([2, 0, 3, 1]).argsort()],
+        x[torch.tensor([2, 0, 2, 1]).sort(stable=True, descending=True).indices],
+        x[torch.bucketize(torch.arange(6), torch.tensor([1, 3]).cumsum(0), right=True)],
+        x[torch.repeat_interleave(torch.tensor([1, 0, 3]), output_size=4)],
+    ),
+    only=(1,),
+    x=X(4, 6),
+)
+sample(
     "indices_from_data",
     lambda x, w: (w[x.argmax(1)], x.gather(1, x.topk(2)[1]), F.one_hot(x.argmax(-1), 4), x[x[:, 0].argsort()]),
     x=X(6, 4),
