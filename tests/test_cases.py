@@ -51,6 +51,7 @@ MODULES = (
     "formulas",
     "quantised",
     "convolution",
+    "windows",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]

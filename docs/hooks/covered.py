@@ -40,7 +40,7 @@ STRATEGIES = (
     Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
     Strategy("convolutions split by positions (halos), samples and channels", PHASES[:2], ("convolution",)),
     Strategy("context parallelism: gathered keys, rings, windows, exchange of heads (Ulysses)", PHASES[:2],
-             ("context", "ulysses_ring", "ring_flash", "dealt")),
+             ("context", "windows", "ulysses_ring", "ring_flash", "dealt")),
     Strategy("context parallelism in zigzag layout", PHASES[:2], ("zigzag",)),
     Strategy("positions and shifted labels on a split sequence", PHASES[:2], ("positions",)),
     Strategy("expert parallelism: routing, capacity, balancing losses, shared experts", PHASES[:2],

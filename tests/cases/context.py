@@ -381,80 +381,7 @@ def windowed_with_halo(width=WINDOW - 1):
     return forward
 
 
-# ---------------------------------------------------------------------- a sliding window in a ring
-def block_mask(source, length):
-    return window_mask(own_positions(length), source * length + torch.arange(length))
-
-
-def is_near(source, length):
-    """Whether a block has keys in the window of some query."""
-    behind = dist.get_rank() - source
-    return behind >= 0 and (behind - 1) * length + 1 < WINDOW
-
-
-def windowed_ring(near=is_near, mask_of=block_mask):
-    """A block may have rows that see nothing of it, so the weights are masked and not the scores."""
-
-    def forward(q, k, v):
-        largest, total, out = None, 0, 0
-        for source, key, value in RINGS["p2p"](k, v):
-            if not near(source, k.size(2)):
-                continue
-            scores = q @ key.transpose(-1, -2) * SCALE
-            highest = scores.amax(-1, keepdim=True)
-            highest = highest if largest is None else torch.maximum(largest, highest)
-            weights = (scores - highest).exp().masked_fill(~mask_of(source, k.size(2)), 0.0)
-            scale = 1.0 if largest is None else (largest - highest).exp()
-            total, out = total * scale + weights.sum(-1, keepdim=True), out * scale + weights @ value
-            largest = highest
-        return out / total
-
-    return forward
-
-
-class WindowedRing(torch.autograd.Function):
-    """With its own backward; all blocks go around, and masks say what is seen of each."""
-
-    @staticmethod
-    def forward(ctx, q, k, v):
-        total = out = 0
-        for source, key, value in RINGS["p2p"](k, v):
-            weights = (q @ key.transpose(-1, -2) * SCALE).exp().masked_fill(~block_mask(source, k.size(2)), 0.0)
-            total, out = total + weights.sum(-1, keepdim=True), out + weights @ value
-        ctx.save_for_backward(q, k, v, out / total, total)
-        return out / total
-
-    @staticmethod
-    def backward(ctx, dout):
-        q, k, v, out, total = ctx.saved_tensors
-        size = dist.get_world_size()
-        delta = (dout * out).sum(-1, keepdim=True)
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for step in range(size):
-            seen = block_mask((dist.get_rank() - step) % size, k.size(2))
-            p = (q @ k.transpose(-1, -2) * SCALE).exp().masked_fill(~seen, 0.0) / total
-            dscores = p * (dout @ v.transpose(-1, -2) - delta) * SCALE
-            dq = dq + dscores @ k
-            dk = dk + dscores.transpose(-1, -2) @ q
-            dv = dv + p.transpose(-1, -2) @ dout
-            k, v, dk, dv = (rotated(each) for each in (k, v, dk, dv))
-        return dq, dk, dv
-
-
-def windowed_ring_step(q, k, v, dy):
-    q, k, v = leaves(q, k, v)
-    return with_gradients(WindowedRing.apply(q, k, v), dy, q, k, v)
-
-
 # ---------------------------------------------------------------------- faults
-def is_own(source, length):
-    return source == dist.get_rank()  # fault: a window that begins in the block before is cut off
-
-
-def local_window(source, length):
-    return window_mask(torch.arange(length), torch.arange(length))  # fault: the window of every block is that of the own one
-
-
 class OnlineWithoutRescaling(Online):
     def add(self, scores, v):
         largest = scores.amax(-1, keepdim=True)
@@ -586,8 +513,6 @@ def correct(size):
         stepped(f"ulysses-{size}", fused_causal_step, ulysses_step(), size, heads=4),
         stepped(f"ulysses-one-buffer-{size}", fused_causal_step, ulysses_step(exchanged_in_one), size, heads=4),
         forward(f"window-halo-{size}", windowed_with_halo(), size, windowed_forward),
-        forward(f"window-ring-{size}", windowed_ring(), size, windowed_forward, WINDOW + 1),
-        stepped(f"window-ring-step-{size}", window_step, windowed_ring_step, size),
     ]
 
 
@@ -601,7 +526,6 @@ def on_eight():
         stepped("ring-step-causal-8", causal_step, ring_step(True), 8),
         stepped("gathered-causal-8", causal_step, gathered_step(causal_mask), 8),
         stepped("ulysses-8", fused_causal_step, ulysses_step(), 8, heads=8),
-        forward("window-ring-8", windowed_ring(), 8, windowed_forward, WINDOW + 1),
     ]
 
 
@@ -609,7 +533,6 @@ def faults():
     two, causal = forward("", None, 2), forward("", None, 4, causal_forward)
     step, gathered = stepped("", full_step, None, 2), stepped("", causal_step, None, 2)
     heads = stepped("", fused_causal_step, None, 2, heads=4)
-    window = forward("", None, 2, windowed_forward)
     ring_blocks = RINGS["p2p"]
     seeded = [
         (two, "not-rescaled", ring(ring_blocks, OnlineWithoutRescaling), "sums of different shifts are added"),
@@ -622,8 +545,6 @@ def faults():
         (step, "sliced", gathered_step(None, GatherWithSlicedGradient), "the gradient is sliced, not reduced"),
         (gathered, "local-mask", gathered_step(causal_mask, positions=local_positions), "positions start at 0 on every rank"),
         (heads, "ulysses", ulysses_step(exchanged_backwards), "heads come back in another order"),
-        (window, "own-window", windowed_ring(is_own), "a window that begins in the block before is cut off"),
-        (window, "local-window", windowed_ring(mask_of=local_window), "the window of every block is that of the own one"),
     ]
     return [faulty(case, f"context-fault-{name}", program, fault, stated=("*",)) for case, name, program, fault in seeded]
 
