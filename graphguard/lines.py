@@ -10,13 +10,13 @@ from graphguard.ir import Graph, Node, Source
 class OwnLines:
     def __init__(self, sequential: Graph):
         sources = {node.source for node in sequential.nodes if node.source is not None}
-        self._shared = {each.place for source in sources for each in source.outwards()}
+        self.shared = frozenset(each.place for source in sources for each in source.outwards())
 
     def of(self, source: Source | None) -> Source | None:
         """The nearest line that leads to an operation and that the sequential program does not run; else the line itself."""
         if source is None:
             return None
-        return next((each for each in source.outwards() if each.place not in self._shared), source)
+        return next((each for each in source.outwards() if each.place not in self.shared), source)
 
     def at(self, node: Node) -> Source | None:
         """Where an operation of the ranks is named: at their own line; a gradient, at the line whose gradient it is."""

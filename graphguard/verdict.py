@@ -16,6 +16,7 @@ from graphguard.report import Report
 if TYPE_CHECKING:
     from graphguard.counterexample import Parting
     from graphguard.oracle.judge import Judgement
+    from graphguard.oracle.way import Way
 
 REAL_ARITHMETIC = "real arithmetic: numbers are not rounded and do not overflow"
 _CASTS = ("aten._to_copy.", "aten.to.", "aten.copy.", "aten.copy_.", "prims.convert_element_type.")
@@ -38,7 +39,7 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
         report.verdict = "refuted"
         report.counterexample = judgement.counterexample
         findings = _with_repairs(_with_parting(_told(proof.findings, judgement), judgement), judgement)
-        report.findings = _with_caller(findings, judgement)
+        report.findings = _with_way(_with_caller(findings, judgement), judgement)
     else:
         report.conjecture = dict(judgement.conjecture)
         report.notes += _unexecuted(judgement, "so it is not known whether the programs differ")
@@ -120,6 +121,57 @@ def _with_caller(findings: list[Finding], judgement: Judgement) -> list[Finding]
         return findings
     calls = (line for line in here.outwards() if (line.file, line.function) not in judgement.helpers)
     return [findings[0], *_second(findings[0], [next(calls, None)]), *findings[1:]]
+
+
+def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
+    """The operation that is wrong first comes first, where the outputs are right without its fault; after a repair that says
+    more, or where it does not explain all that is wrong, it comes second."""
+    way, first = judgement.way, findings[0]
+    if way is None or first.distributed is None:
+        return findings
+    telling = _has_telling_second(findings, judgement)
+    if first.distributed.place == way.lines[0].place:
+        head = replace(first, sources=_with_inner(first.sources, way), repair=first.repair or _repair(way, way.lines[0]))
+        return [head, *([] if telling or not way.heals else _second(head, way.lines)), *findings[1:]]
+    if way.heals and way.sure and first.repair is None:
+        head = replace(
+            first,
+            distributed=way.lines[0],
+            phase="backward" if way.backward else "forward",
+            repair=_repair(way, way.lines[0]),
+            law=None,
+            holdings=(),
+            sources=_with_inner((way.lines[0],), way),
+        )
+        return [head, *_second(head, way.lines), *_second(head, [first.distributed]), *findings[1:]]
+    if telling:
+        return findings
+    lines = way.lines if way.heals or way.sure else way.before[1:]
+    return [first, *_second(first, lines), *findings[1:]]
+
+
+def _has_telling_second(findings: list[Finding], judgement: Judgement) -> bool:
+    """Whether the second line that is named calls the first, or is one of the ranks' own program."""
+    here = findings[0].distributed
+    assert here is not None
+    second = next((each for f in findings if (each := f.distributed) is not None and each.place != here.place), None)
+    *_, outermost = here.outwards()
+    if second is None:
+        return False
+    called = any(each.place == second.place for each in here.outwards())
+    return called or (second.file == outermost.file and second.place not in judgement.shared)
+
+
+def _with_inner(sources: tuple[Source, ...], way: Way) -> tuple[Source, ...]:
+    """With the line of a function that both programs call, after that of the caller."""
+    if way.inner is None or any(way.inner.place == source.place for source in sources[:1]):
+        return sources
+    return (*sources[:1], way.inner, *sources[1:])
+
+
+def _repair(way: Way, line: Source) -> str | None:
+    told = way.sure and way.heals and line is way.tried
+    return "with what the sequential program has in place of this result all outputs are right" if told else None
 
 
 def _parted(parting: Parting) -> str:

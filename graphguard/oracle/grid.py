@@ -36,6 +36,13 @@ class Grid:
         first = lane - (lane // inner % size) * inner
         return [first + place * inner for place in range(size)]
 
+    def lanes_over(self, axes: Sequence[int], lane: int) -> tuple[int, ...]:
+        """The lanes that differ from one in some axes alone, itself among them."""
+        found = {lane}
+        for axis in axes:
+            found = {other for each in found for other in self.lanes_along(axis, each)}
+        return tuple(sorted(found))
+
     def spans(self, shape: Sequence[int], placements: Placements, lane: int) -> Spans:
         """The tile of a lane; two axes that shard one dim nest left to right, and pieces are those of torch.chunk."""
         coordinate = self.mesh.coordinate(lane)

@@ -17,13 +17,13 @@ from graphguard.errors import ReplayError
 from graphguard.expectation import Expectation
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
-from graphguard.lines import helpers_of
+from graphguard.lines import OwnLines, helpers_of
 from graphguard.oracle import draws
 from graphguard.oracle.budget import affordable, cost
 from graphguard.oracle.draws import Given, Ranges, Regime
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
-from graphguard.oracle.repair import Tried, tried
+from graphguard.oracle.repair import Repairs, Tried, tried
 from graphguard.oracle.script import script_of
 from graphguard.oracle.shrinking import Difference, shrunk
 from graphguard.oracle.shrunk import Shrunk
@@ -31,6 +31,7 @@ from graphguard.oracle.slice import Programs, sliced
 from graphguard.oracle.suspects import Suspects, suspects_of
 from graphguard.oracle.trial import Trial, UndefinedError, execute
 from graphguard.oracle.watch import Tell, Watch
+from graphguard.oracle.way import Way, way_of
 
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
@@ -53,7 +54,9 @@ class Judgement:
     hints: what may have been meant by outputs that differ.
     orders: by output that differs, who holds which slices, where all are there in another order.
     repairs: changes that were tried, and that make all outputs right.
+    way: the operation that is wrong first on the way to an output.
     helpers: functions that the ranks call from several lines, as file and name.
+    shared: lines that the sequential program runs, as file and number.
     """
 
     different: bool = False
@@ -69,7 +72,9 @@ class Judgement:
     hints: tuple[str, ...] = ()
     orders: dict[str, str] = field(default_factory=dict)
     repairs: tuple[Tried, ...] = ()
+    way: Way | None = None
     helpers: frozenset[tuple[str, str]] = frozenset()
+    shared: frozenset[tuple[str, int]] = frozenset()
 
 
 def judge(
@@ -201,7 +206,7 @@ class _Judging:
             else:
                 outcomes[path] = self._outcome(output)
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
-        example, repairs = self._first_counterexample(kinds) if kinds else (None, ())
+        example, repairs, way = self._first_counterexample(kinds) if kinds else (None, (), None)
         return Judgement(
             different=bool(kinds),
             counterexample=example,
@@ -214,17 +219,23 @@ class _Judging:
             hints=self._hints(kinds),
             orders=self._orders(kinds),
             repairs=repairs,
+            way=way,
             helpers=helpers_of(self.joint.graphs) if kinds else frozenset(),
+            shared=OwnLines(self.sequential).shared if kinds else frozenset(),
         )
 
-    def _first_counterexample(self, kinds: Mapping[str, str]) -> tuple[Counterexample, tuple[Tried, ...]]:
-        """Of the output that is wrong first; and what would make all outputs right."""
+    def _first_counterexample(self, kinds: Mapping[str, str]) -> tuple[Counterexample, tuple[Tried, ...], Way | None]:
+        """Of the output that is wrong first; what would make all outputs right; and where they become wrong."""
         path = self._earliest(kinds)
         found = Difference(*self._output(path).difference(self.expected.get(path)))
         again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
         suspects = suspects_of(self.sequential, self.joint, again, self.mesh)
-        repairs = () if suspects is None else tried(suspects, self.expected, sorted(kinds, key=path.__ne__))
-        return self._counterexample(path, kinds[path], found, suspects), repairs
+        example = self._counterexample(path, kinds[path], found, suspects)
+        if suspects is None:
+            return example, (), None
+        repairs = Repairs(suspects, self.expected, sorted(kinds, key=path.__ne__))
+        way = way_of(repairs)
+        return example, tried(repairs), way
 
     def _orders(self, kinds: Mapping[str, str]) -> dict[str, str]:
         found = {}

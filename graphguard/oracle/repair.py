@@ -113,6 +113,7 @@ class Repairs:
     # ------------------------------------------------------------------ the search
     def found(self) -> list[Repair]:
         """The repairs that work, the most telling first."""
+        self.rerun.steps = 0
         found: list[Repair] = []
         sites = list(self._sites())
         with torch.no_grad():
@@ -130,7 +131,7 @@ class Repairs:
             for edit in retile.edits(site.turns):
                 if self.rerun.steps > self.most_steps:
                     return
-                healed = self._heals(edit)
+                healed = self.heals(edit)
                 if healed is not None:
                     yield Repair(
                         site.node, "retiled", "with the rank's own tile here all outputs are right", healed, site.place
@@ -206,7 +207,7 @@ class Repairs:
         if value.dtype == "bool":
             return
         for factor in self._factors(site):
-            healed = self._heals({at: _times(at, float(factor)) for at in site.ats})
+            healed = self.heals({at: _times(at, float(factor)) for at in site.ats})
             if healed is not None:
                 scales = site.node in self.scaling
                 undoes = scales and self._is_undone(site, factor)
@@ -216,7 +217,7 @@ class Repairs:
                 )
                 break
         if site.node.op == "dist.all_reduce":
-            healed = self._heals({at: _kept(at, self.rerun.makers[at]) for at in site.ats})
+            healed = self.heals({at: _kept(at, self.rerun.makers[at]) for at in site.ats})
             if healed is not None:
                 yield Repair(site.node, "undone", "without this reduction all outputs are right", healed, site.place)
         if value.dtype.startswith(("float", "bfloat", "complex")):
@@ -236,7 +237,7 @@ class Repairs:
                 continue
             names = " and ".join(self.mesh.names[axis] for axis in axes)
             for word, mean in (("a sum", False), ("an average", True)):
-                healed = self._heals(self._sum(site, axes, mean) or {})
+                healed = self.heals(self._sum(site, axes, mean) or {})
                 if healed is not None:
                     where = "after this line" if site.node in self.written else "of the gradient that comes of this line"
                     text = f"with {word} over {names} {where} all outputs are right"
@@ -247,12 +248,10 @@ class Repairs:
         grid, edit, alike = Grid(self.mesh, tuple(range(self.mesh.size))), {}, True
         for turn in site.turns:
             for rank, value in turn.items():
-                lanes = {rank}
-                for axis in axes:
-                    lanes = {other for lane in lanes for other in grid.lanes_along(axis, lane)}
+                lanes = grid.lanes_over(axes, rank)
                 if any(lane not in turn or turn[lane].shape != value.shape for lane in lanes):
                     return None
-                ats = [(lane, turn[lane]) for lane in sorted(lanes)]
+                ats = [(lane, turn[lane]) for lane in lanes]
                 held = [self.rerun.values[at] for at in ats]
                 alike = alike and all(torch.equal(each, held[0]) for each in held[1:])
                 edit[rank, value] = _summed(ats, len(ats) if mean else 1)
@@ -284,7 +283,7 @@ class Repairs:
                 return True
         return False
 
-    def _heals(self, edit: Edit) -> bool | None:
+    def heals(self, edit: Edit) -> bool | None:
         """None if some output is wrong; else whether one is right in a weak sense only."""
         if not edit:
             return None
@@ -372,20 +371,20 @@ class Tried:
         return [self.line if self.scales or self.used is None else self.used, self.own, self.line]
 
 
-def tried(suspects: Suspects, expected: Mapping[str, Expectation], wrong: Sequence[str]) -> tuple[Tried, ...]:
+def tried(repairs: Repairs) -> tuple[Tried, ...]:
     """The repairs that work, one for each line, the most telling first."""
-    own_lines = suspects.own_lines
+    suspects, own_lines = repairs.suspects, repairs.suspects.own_lines
     found: dict[object, Tried] = {}
-    for each in Repairs(suspects, expected, wrong).found():
+    for each in repairs.found():
         line, own = each.node.source, own_lines.of(each.node.source)
         if line is not None and own is not None and (line.place, own.place) not in found:
-            used = None if each.node.communicates else _first_use(suspects.joint, each.node, own_lines)
+            used = None if each.node.communicates else first_use(suspects.joint, each.node, own_lines)
             backward = each.node.backward
             found[line.place, own.place] = Tried(each.kind, each.text, each.weak, line, own, used, backward, each.scales)
     return tuple(found.values())
 
 
-def _first_use(joint: Joint, node: Node, own_lines: OwnLines) -> Source | None:
+def first_use(joint: Joint, node: Node, own_lines: OwnLines) -> Source | None:
     """The line that first uses what is made on the line of an operation, in the forward direction."""
     graph = next(graph for graph in joint.graphs if any(each is node for each in graph.nodes))
     here = own_lines.of(node.source)

@@ -36,7 +36,7 @@ class Right:
         return self.output.claimed
 
     @cached_property
-    def _locals(self) -> list[Reference] | None:
+    def local_parts(self) -> list[Reference] | None:
         """By rank, what code says that it should have."""
         graphs = None if self.expectation is None or self.output.grid is None else self.expectation.graphs
         if graphs is None:
@@ -48,30 +48,29 @@ class Right:
         return self.trial.references[self.output.path]
 
     @cached_property
-    def _placements(self) -> list[Placements]:
-        """As which the output is right: the stated ones, else what holds already, else all that the shapes allow."""
+    def placements(self) -> list[Placements]:
+        """As which the output is right: the stated ones, else all that the shapes allow, those without sums first."""
         if self.expectation is not None and self.output.grid is not None:
             return [self.output.on_grid(self.expectation)]
         sample = self.output.sample(self.trial)
         every = itertools.islice(self.grid.candidates(self._reference.whole.shape), _MOST_CANDIDATES)
-        fitting = [placements for placements in every if fits(self.grid, placements, sample)]
-        return [placements for placements in fitting if self._holds(placements, sample)][:1] or fitting
+        return [placements for placements in every if fits(self.grid, placements, sample)]
 
     @cached_property
-    def _held(self) -> bool:
-        return self._is_right(self.output.sample(self.trial).tensors) is not None
+    def _was_sum(self) -> bool:
+        return self._is_right(self.output.sample(self.trial).tensors) is True
 
     def judge(self, tensors: list[torch.Tensor]) -> bool | None:
-        """None if it is wrong; else whether it is right only as a sum over ranks, where it was wrong before, and nothing
-        asks for one."""
+        """None if it is wrong; else whether it is right only as a sum over ranks, which it was not before, and nothing asks
+        for one."""
         found = self._is_right(tensors)
-        return None if found is None else found and not self._held
+        return None if found is None else found and not self._was_sum
 
     def _is_right(self, tensors: list[torch.Tensor]) -> bool | None:
-        if self._locals is not None:
-            return False if all(part.fits(t) for part, t in zip(self._locals, tensors, strict=True)) else None
+        if self.local_parts is not None:
+            return False if all(part.fits(t) for part, t in zip(self.local_parts, tensors, strict=True)) else None
         sample = Sample(self._reference, tensors)
-        for placements in self._placements:
+        for placements in self.placements:
             if self._holds(placements, sample):
                 return self.expectation is None and "Partial(sum)" in placements
         return None
@@ -82,9 +81,9 @@ class Right:
     def factors(self, once: Tensors, twice: Tensors) -> list[Fraction]:
         """By what something may have to be multiplied for the output to be right, which is `once` as it is, and `twice` when
         that is doubled: if it depends on it, or on its inverse, as a straight line does."""
-        if self._locals is not None:
-            return _solved([part.whole for part in self._locals], once, twice)
-        for placements in self._placements:
+        if self.local_parts is not None:
+            return _solved([part.whole for part in self.local_parts], once, twice)
+        for placements in self.placements:
             before, after = self.grid.reduced(list(once), placements), self.grid.reduced(list(twice), placements)
             if before is not None and after is not None:
                 spans = (self.grid.spans(self._reference.whole.shape, placements, lane) for lane in range(len(once)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -74,7 +74,8 @@ class Suspects:
     def __init__(self, sequential: Graph, joint: Joint, trial: Trial, mesh: Mesh):
         self.sequential, self.joint, self.trial, self.mesh = sequential, joint, trial, mesh
         self.own_lines = OwnLines(sequential)
-        self.known = Known(self._sequential())
+        self.tensors = list(self._sequential())
+        self.known = Known(self.tensors)
         axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
         self.sums = [chosen for count in range(1, len(axes) + 1) for chosen in itertools.combinations(axes, count)]
         self.sizes = sorted({float(math.prod(mesh.shape[axis] for axis in chosen)) for chosen in self.sums})
@@ -147,10 +148,8 @@ class Suspects:
         """The sum, or the mean, of what the ranks of some axes make at the same place."""
         lanes, grid = self.named[self.names[at]], Grid(self.mesh, tuple(range(self.mesh.size)))
         for axes in self.sums:
-            group = {at[0]}
-            for axis in axes:
-                group = {other for lane in group for other in grid.lanes_along(axis, lane)}
-            tensors = [self.trial.ranks[rank].values.get(lanes[rank]) for rank in sorted(group) if rank in lanes]
+            group = grid.lanes_over(axes, at[0])
+            tensors = [self.trial.ranks[rank].values.get(lanes[rank]) for rank in group if rank in lanes]
             held = [tensor for tensor in tensors if tensor is not None and tensor.shape == at[1].shape]
             copies = all(torch.equal(each, held[0]) for each in held[1:])  # of a share: no summands
             if len(held) == len(group) and not copies:
@@ -183,13 +182,11 @@ class Suspects:
     def first(self, path: str) -> Suspect | None:
         """Back from an output, along what is not known, to the first such tensor; what leads to known ones comes last."""
         values = [(rank, graph.outputs.get(path)) for rank, graph in enumerate(self.joint.graphs)]
-        pending: list[At] = [(rank, value) for rank, value in values if value is not None]
-        lost: set[At] = set()
-        while pending:
-            at = pending.pop()
-            if at not in lost and self._is_lost(at):
-                lost.add(at)
-                pending += self.operands(*self.makers[at])
+        return self.first_before([(rank, value) for rank, value in values if value is not None])
+
+    def first_before(self, ends: Iterable[At]) -> Suspect | None:
+        """Back from tensors, along what is not known, to the first such one."""
+        lost = self._lost_before(ends)
         found = [
             Suspect(rank, node, value)
             for rank, value in lost
@@ -199,6 +196,20 @@ class Suspects:
         found = [each for each in found if not is_unwritten(each.node)] or found
         harmless = {each for each in found if (each.rank, each.value) in self._harmless}
         return min(found, key=lambda each: (each in harmless, self.order[each.node], each.rank, each.value.id), default=None)
+
+    def first_sum_before(self, ends: Iterable[At]) -> Node | None:
+        """Back from tensors, along what is not known: the first sum over ranks of what is no summand of anything."""
+        sums = [node for rank, value in self._lost_before(ends) if "reduce" in (node := self.makers[rank, value][1]).kwargs]
+        return min(sums, key=self.order.__getitem__, default=None)
+
+    def _lost_before(self, ends: Iterable[At]) -> set[At]:
+        pending, lost = list(ends), set()
+        while pending:
+            at = pending.pop()
+            if at not in lost and self._is_lost(at):
+                lost.add(at)
+                pending += self.operands(*self.makers[at])
+        return lost
 
     def counterpart(self, suspect: Suspect) -> Node | None:
         """The sequential operation that reads what a suspect reads: the same operator, if there is one."""
