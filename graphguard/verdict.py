@@ -125,15 +125,11 @@ def _with_caller(findings: list[Finding], judgement: Judgement) -> list[Finding]
 
 def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
     """The operation that is wrong first comes first, where the outputs are right without its fault; after a repair that says
-    more, or where it does not explain all that is wrong, it comes second."""
+    more, or where it does not explain all that is wrong, it comes second, unless another second line tells more."""
     way, first = judgement.way, findings[0]
     if way is None or first.distributed is None:
         return findings
-    telling = _has_telling_second(findings, judgement)
-    if first.distributed.place == way.lines[0].place:
-        head = replace(first, sources=_with_inner(first.sources, way), repair=first.repair or _repair(way, way.lines[0]))
-        return [head, *([] if telling or not way.heals else _second(head, way.lines)), *findings[1:]]
-    if way.heals and way.sure and first.repair is None:
+    if first.distributed.place != way.lines[0].place and way.heals and way.sure and first.repair is None:
         head = replace(
             first,
             distributed=way.lines[0],
@@ -144,22 +140,34 @@ def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
             sources=_with_inner((way.lines[0],), way),
         )
         return [head, *_second(head, way.lines), *_second(head, [first.distributed]), *findings[1:]]
-    if telling:
-        return findings
-    lines = way.lines if way.heals or way.sure else way.before[1:]
-    return [first, *_second(first, lines), *findings[1:]]
+    head = first
+    if first.distributed.place == way.lines[0].place:
+        head = replace(first, sources=_with_inner(first.sources, way), repair=first.repair or _repair(way, way.lines[0]))
+    return [head, *_second(head, _beside(findings, judgement, way)), *findings[1:]]
 
 
-def _has_telling_second(findings: list[Finding], judgement: Judgement) -> bool:
-    """Whether the second line that is named calls the first, or is one of the ranks' own program."""
+def _beside(findings: list[Finding], judgement: Judgement, way: Way) -> Sequence[Source]:
+    """Lines of the way that say more than the second line so far."""
     here = findings[0].distributed
     assert here is not None
-    second = next((each for f in findings if (each := f.distributed) is not None and each.place != here.place), None)
     *_, outermost = here.outwards()
-    if second is None:
-        return False
-    called = any(each.place == second.place for each in here.outwards())
-    return called or (second.file == outermost.file and second.place not in judgement.shared)
+    second = next((each for f in findings if (each := f.distributed) is not None and each.place != here.place), None)
+    calls = second is not None and any(each.place == second.place for each in here.outwards())
+    own = second is not None and second.file == outermost.file and second.place not in judgement.shared
+    others = [line for line in way.lines if line.place != here.place][:1]
+    near = any(_same_function(line, here) for line in others)
+    summed = [line for line in way.before[1:] if way.before[0].place == here.place and _same_function(line, here)]
+    if not way.heals:
+        return () if calls or own else others if way.sure else way.before[1:]
+    if way.lines[0].place == here.place:
+        return others if (way.sure and (near or not calls)) or not (calls or own) else ()
+    if findings[0].repair is not None:
+        return () if calls else summed or others
+    return () if calls or own else others
+
+
+def _same_function(one: Source, other: Source) -> bool:
+    return (one.file, one.function) == (other.file, other.function)
 
 
 def _with_inner(sources: tuple[Source, ...], way: Way) -> tuple[Source, ...]:

@@ -24,7 +24,7 @@ from graphguard.oracle.suspects import CUTS, MOVES, PASSED_OVER, Suspects
 Lanes = dict[int, Value]  # by rank, the tensor that it makes at one place of the program
 Tensors = dict[int, torch.Tensor]
 _MOST_PLACEMENTS = 64
-_MOST_DEPTH, _MOST_TRIES, _MOST_IN_ALL = 4, 32, 500
+_MOST_DEPTH, _MOST_TRIES, _MOST_FOR_ONE, _MOST_IN_ALL = 4, 32, 100, 400  # of operands, of one place, of a program
 _NEAR, _NEAR_ZERO = 1e-7, 1e-9  # relative to an element, and to the largest one
 
 
@@ -154,7 +154,10 @@ class Wanted:
         if together is not None:
             return together
         passed: set[At] = set()
+        most = self.tries + _MOST_FOR_ONE
         for depth in range(_MOST_DEPTH):
+            if self.tries > most:
+                break
             made = [lanes for lanes in level if all(at in self.rerun.makers for at in lanes.items())]
             for lanes in made:
                 for want in itertools.islice(self._candidates(lanes), _MOST_TRIES):
@@ -162,7 +165,7 @@ class Wanted:
                         return [self._step(lanes, want, step)]
             if not depth:
                 for lanes in made:
-                    other = self._moved_back(step, lanes) or self._solved(step, lanes)
+                    other = self._moved_back(step, ranks, lanes) or self._solved(step, ranks, lanes)
                     if other is not None and self._makes(step, [(lanes, other)]):
                         return [self._step(lanes, other, step)]
             through = [lanes for lanes in made if any(not self._is_part(at) for at in lanes.items())]
@@ -182,8 +185,8 @@ class Wanted:
             if node.communicates and node.op != "dist.wait":
                 nodes.update(self.suspects.joint.match_of(rank, node).nodes)
         operands = {rank: list(node.operands()) for rank, node in nodes.items()}
-        count = min(map(len, operands.values()), default=0)
-        found = [{rank: values[place] for rank, values in operands.items()} for place in range(count)]
+        count = max(map(len, operands.values()), default=0)  # who receives a message may read nothing
+        found = [{rank: values[place] for rank, values in operands.items() if place < len(values)} for place in range(count)]
         return [lanes for lanes in found if all(at in self.rerun.values for at in lanes.items())]
 
     def _step(self, lanes: Lanes, want: Want, later: Step) -> Step:
@@ -303,27 +306,27 @@ class Wanted:
             return None
         return Want(parts, groups, value)
 
-    def _moved_back(self, step: Step, lanes: Lanes) -> Want | None:
+    def _moved_back(self, step: Step, ranks: Sequence[int], lanes: Lanes) -> Want | None:
         """Where a tensor is only moved: it, with the wanted numbers in their places."""
-        node = step.node
+        node = step.nodes[ranks[0]]
         if step.want.groups or (_name(node) not in MOVES | PASSED_OVER and not node.communicates) or "reduce" in node.kwargs:
             return None
         held = self.held(lanes)
-        if any(not tensor.is_floating_point() for tensor in held.values()):
+        if any(tensor.dtype not in (torch.float64, torch.int64) for tensor in held.values()):
             return None
-        if _name(node) in CUTS and all(self._is_part(at) for at in lanes.items()):
-            return None
+        if _name(node) in CUTS and all(self.suspects.tells(at) and self._is_part(at) for at in lanes.items()):
+            return None  # it may be right, and cut wrongly
         numbers, start = {}, 1
         for rank, tensor in held.items():
-            numbers[rank] = torch.arange(start, start + tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+            numbers[rank] = torch.arange(start, start + tensor.numel(), dtype=tensor.dtype).reshape(tensor.shape)
             start += tensor.numel()
         moved = self._with(step, numbers, lanes)
         if moved is None:
             return None
         flat = torch.cat([tensor.reshape(-1) for tensor in held.values()])
-        for rank, tensor in moved.items():
-            places = tensor.reshape(-1)
-            whole = (places == places.round()) & (places >= 1) & (places < start)
+        for rank in ranks:
+            places = moved[rank].reshape(-1)
+            whole = (places.frac() == 0 if places.is_floating_point() else places == places) & (places >= 1) & (places < start)
             flat[places[whole].long() - 1] = step.want.parts[rank].reshape(-1)[whole].to(flat.dtype)
         parts, start = {}, 0
         for rank, tensor in held.items():
@@ -333,14 +336,18 @@ class Wanted:
             return None
         return Want(parts)
 
-    def _solved(self, step: Step, lanes: Lanes) -> Want | None:
+    def _solved(self, step: Step, ranks: Sequence[int], lanes: Lanes) -> Want | None:
         """A summand or a factor that says nothing by itself, such as a number for all elements: what would be right."""
-        if _name(step.node) not in _STRAIGHT or step.want.groups or any(self.suspects.tells(at) for at in lanes.items()):
+        if (
+            _name(step.nodes[ranks[0]]) not in _STRAIGHT
+            or step.want.groups
+            or any(self.suspects.tells(at) for at in lanes.items())
+        ):
             return None
         held = self.held(lanes)
         if any(_name(self.rerun.makers[at]).startswith(_FILLS) for at in lanes.items()):
             return None
-        if set(lanes) != set(step.lanes) or any(not tensor.is_floating_point() for tensor in held.values()):
+        if set(lanes) != set(ranks) or any(not tensor.is_floating_point() for tensor in held.values()):
             return None
         at_zero, at_one = (
             self._with(step, {r: torch.full_like(t, number) for r, t in held.items()}, lanes) for number in (0, 1)

@@ -102,8 +102,14 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
         heals,
         top.node.backward,
         here,
-        top.node.source if found[0].place == here.place else None,
+        top.node.source if found[0].place == here.place and not _is_reduced(top) else None,
     )
+
+
+def _is_reduced(top: Step) -> bool:
+    """Whether the result is reduced over ranks next, which may be where the fault is."""
+    later = [step.node for step in top.way() if step is not top and step.node.op.split(".")[1] not in PASSED_OVER]
+    return bool(later) and "reduce" in later[0].kwargs
 
 
 def _after(top: Step, own_lines: OwnLines) -> Iterator[Source]:
