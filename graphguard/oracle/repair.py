@@ -384,12 +384,14 @@ def tried(repairs: Repairs) -> tuple[Tried, ...]:
     return tuple(found.values())
 
 
-def first_use(joint: Joint, node: Node, own_lines: OwnLines) -> Source | None:
-    """The line that first uses what is made on the line of an operation, in the forward direction."""
+def first_use(joint: Joint, node: Node, own_lines: OwnLines, until: Node | None = None) -> Source | None:
+    """The line that first uses what is made on the line of an operation, in the forward direction; before another one runs."""
     graph = next(graph for graph in joint.graphs if any(each is node for each in graph.nodes))
     here = own_lines.of(node.source)
     reached = set(node.outputs) if not node.backward else set()
     for each in graph.nodes:
+        if each is until:
+            return None
         line = own_lines.of(each.source)
         if each.backward or line is None or here is None:
             continue

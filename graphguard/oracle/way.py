@@ -89,8 +89,7 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
         lines.insert(0, own_lines.of(top.later.node.source))  # it does not sum what it should
     if top.node.backward:  # what arrives there comes of the line that uses the result
         scaled = not top.lost and top.is_multiple(wanted.held(top.lanes))
-        reduced = any("reduce" in step.node.kwargs and not step.node.backward for step in top.way())
-        lines.insert(1 if scaled and not reduced else len(lines), first_use(repairs.joint, top.node, own_lines))
+        lines.insert(1 if scaled else len(lines), first_use(repairs.joint, top.node, own_lines, until=top.node))
     forgotten = wanted.left_out(top)
     if forgotten is not None:
         lines.insert(0, own_lines.of(forgotten.source))
@@ -108,7 +107,7 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
 
 def _is_reduced(top: Step) -> bool:
     """Whether the result is reduced over ranks next, which may be where the fault is."""
-    later = [step.node for step in top.way() if step is not top and step.node.op.split(".")[1] not in PASSED_OVER]
+    later = [step.node for step in top.way() if step is not top and step.node.op.split(".")[1] not in PASSED_OVER | {"view"}]
     return bool(later) and "reduce" in later[0].kwargs
 
 
