@@ -160,7 +160,7 @@ class Wanted:
                 break
             made = [lanes for lanes in level if all(at in self.rerun.makers for at in lanes.items())]
             for lanes in made:
-                for want in itertools.islice(self._candidates(lanes), _MOST_TRIES):
+                for want in itertools.islice(self._candidates(lanes, step), _MOST_TRIES):
                     if self._makes(step, [(lanes, want)], passed):
                         return [self._step(lanes, want, step)]
             if not depth:
@@ -266,12 +266,28 @@ class Wanted:
         return None
 
     # ------------------------------------------------------------------ what may be wanted
-    def _candidates(self, lanes: Lanes) -> Iterator[Want]:
+    def _candidates(self, lanes: Lanes, step: Step) -> Iterator[Want]:
+        """What a place may have to be for a later one to be as wanted; what the sequential program makes that of is first."""
         held = self.held(lanes)
         first = next(iter(held.values()))
-        for want in self._cuts(lanes, self.sequential.get((first.dim(), first.dtype), ())):
+        tensors = self.suspects.trial.sequential.values
+        near = [(v, tensors[v]) for v in self._near(step.want.owner) if v in tensors]
+        near = [(v, tensor) for v, tensor in near if (tensor.dim(), tensor.dtype) == (first.dim(), first.dtype)]
+        others = [each for each in self.sequential.get((first.dim(), first.dtype), ()) if all(each[0] != v for v, _ in near)]
+        for want in itertools.chain(self._cuts(lanes, near), self._cuts(lanes, others)):
             if not want.fits(held):
                 yield want
+
+    def _near(self, value: Value | None) -> list[Value]:
+        """A sequential tensor, and what it is made of, where it is only moved also what that is made of."""
+        found, pending = [], [] if value is None else [value]
+        while pending:
+            each = pending.pop(0)
+            found.append(each)
+            maker = self.makers.get(each)
+            if maker is not None and (each is value or _name(maker) in MOVES | PASSED_OVER):
+                pending += [operand for operand in maker.operands() if operand not in found]
+        return found
 
     def _cuts(self, lanes: Lanes, tensors: Sequence[tuple[Value | None, torch.Tensor]]) -> Iterator[Want]:
         shapes = {rank: value.shape for rank, value in lanes.items()}
