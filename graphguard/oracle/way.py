@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from graphguard.ir import Source
+from graphguard.ir import Node, Source
 from graphguard.lines import OwnLines
 from graphguard.oracle.repair import Repairs, first_use
 from graphguard.oracle.rerun import At, Change, Edit
@@ -85,8 +85,11 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
     first = suspects.first_before(top.lost)
     before = [None if first is None else first.node, suspects.first_sum_before(top.lost)]
     lines: list[Source | None] = [here, *_after(top, own_lines)]
-    if not top.lost and top.summed and top.later is not None and "reduce" in top.later.node.kwargs:
-        lines.insert(0, own_lines.of(top.later.node.source))  # it does not sum what it should
+    reduction = _reduction(top)
+    if reduction is not None and not top.lost and (top.summed or top.want.groups):
+        line = own_lines.of(reduction.source)  # it may not sum what it should
+        if top.summed or line in lines:
+            lines.insert(0, line)
     if top.node.backward:  # what arrives there comes of the line that uses the result
         scaled = not top.lost and top.is_multiple(wanted.held(top.lanes))
         lines.insert(1 if scaled else len(lines), first_use(repairs.joint, top.node, own_lines, until=top.node))
@@ -101,14 +104,14 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
         heals,
         top.node.backward,
         here,
-        top.node.source if found[0].place == here.place and not _is_reduced(top) else None,
+        top.node.source if found[0].place == here.place and reduction is None else None,
     )
 
 
-def _is_reduced(top: Step) -> bool:
-    """Whether the result is reduced over ranks next, which may be where the fault is."""
+def _reduction(top: Step) -> Node | None:
+    """The reduction over ranks that is next, which may be where the fault is."""
     later = [step.node for step in top.way() if step is not top and step.node.op.split(".")[1] not in PASSED_OVER | {"view"}]
-    return bool(later) and "reduce" in later[0].kwargs
+    return later[0] if later and "reduce" in later[0].kwargs else None
 
 
 def _after(top: Step, own_lines: OwnLines) -> Iterator[Source]:
