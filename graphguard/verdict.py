@@ -129,7 +129,9 @@ def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
     way, first = judgement.way, findings[0]
     if way is None or first.distributed is None:
         return findings
-    if first.distributed.place != way.lines[0].place and way.heals and way.sure and first.repair is None:
+    reduces = way.reduction is not None and first.distributed.place == way.reduction.place
+    suspected = first.repair is not None or (reduces and first.law is not None)
+    if first.distributed.place != way.lines[0].place and way.heals and way.sure and not suspected:
         head = replace(
             first,
             distributed=way.lines[0],
@@ -161,7 +163,7 @@ def _beside(findings: list[Finding], judgement: Judgement, way: Way) -> Sequence
         return () if calls or own else others if way.sure else way.before[1:]
     if way.lines[0].place == here.place:
         return others if (way.sure and (near or not calls)) or not (calls or own) else ()
-    if findings[0].repair is not None:
+    if findings[0].repair is not None or way.sure:
         return () if calls else summed or others
     return () if calls or own else others
 

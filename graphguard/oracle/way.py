@@ -32,6 +32,7 @@ class Way:
     backward: bool
     tried: Source  # the line whose result was put right
     inner: Source | None = None  # the line of the operation itself, where a function that both programs call has it
+    reduction: Source | None = None  # the line that reduces the result over ranks, if that is next: it may be at fault as well
 
 
 def way_of(repairs: Repairs) -> Way | None:
@@ -86,10 +87,8 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
     before = [None if first is None else first.node, suspects.first_sum_before(top.lost)]
     lines: list[Source | None] = [here, *_after(top, own_lines)]
     reduction = _reduction(top)
-    if reduction is not None and not top.lost and (top.summed or top.want.groups):
-        line = own_lines.of(reduction.source)  # it may not sum what it should
-        if top.summed or line in lines:
-            lines.insert(0, line)
+    if reduction is not None and not top.lost and top.summed:
+        lines.insert(0, own_lines.of(reduction.source))  # it does not sum what it should
     if top.node.backward:  # what arrives there comes of the line that uses the result
         scaled = not top.lost and top.is_multiple(wanted.held(top.lanes))
         lines.insert(1 if scaled else len(lines), first_use(repairs.joint, top.node, own_lines, until=top.node))
@@ -105,6 +104,7 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
         top.node.backward,
         here,
         top.node.source if found[0].place == here.place and reduction is None else None,
+        None if reduction is None else own_lines.of(reduction.source),
     )
 
 
