@@ -129,8 +129,7 @@ def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
     way, first = judgement.way, findings[0]
     if way is None or first.distributed is None:
         return findings
-    reduces = way.reduction is not None and first.distributed.place == way.reduction.place
-    suspected = first.repair is not None or (reduces and first.law is not None)
+    suspected = first.repair is not None or (way.repeated is not None and first.distributed.place == way.repeated.place)
     if first.distributed.place != way.lines[0].place and way.heals and way.sure and not suspected:
         head = replace(
             first,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from graphguard.ir import Node, Source
+from graphguard.ir import Source
 from graphguard.lines import OwnLines
 from graphguard.oracle.repair import Repairs, first_use
 from graphguard.oracle.rerun import At, Change, Edit
@@ -32,7 +32,7 @@ class Way:
     backward: bool
     tried: Source  # the line whose result was put right
     inner: Source | None = None  # the line of the operation itself, where a function that both programs call has it
-    reduction: Source | None = None  # the line that reduces the result over ranks, if that is next: it may be at fault as well
+    repeated: Source | None = None  # the line that reduces the result over ranks, where that gives a multiple of what it should
 
 
 def way_of(repairs: Repairs) -> Way | None:
@@ -88,7 +88,7 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
     lines: list[Source | None] = [here, *_after(top, own_lines)]
     reduction = _reduction(top)
     if reduction is not None and not top.lost and top.summed:
-        lines.insert(0, own_lines.of(reduction.source))  # it does not sum what it should
+        lines.insert(0, own_lines.of(reduction.node.source))  # it does not sum what it should
     if top.node.backward:  # what arrives there comes of the line that uses the result
         scaled = not top.lost and top.is_multiple(wanted.held(top.lanes))
         lines.insert(1 if scaled else len(lines), first_use(repairs.joint, top.node, own_lines, until=top.node))
@@ -104,14 +104,14 @@ def _told(repairs: Repairs, wanted: Wanted, top: Step, heals: bool) -> Way:
         top.node.backward,
         here,
         top.node.source if found[0].place == here.place and reduction is None else None,
-        None if reduction is None else own_lines.of(reduction.source),
+        own_lines.of(reduction.node.source) if reduction and reduction.is_multiple(wanted.held(reduction.lanes)) else None,
     )
 
 
-def _reduction(top: Step) -> Node | None:
+def _reduction(top: Step) -> Step | None:
     """The reduction over ranks that is next, which may be where the fault is."""
-    later = [step.node for step in top.way() if step is not top and step.node.op.split(".")[1] not in PASSED_OVER | {"view"}]
-    return later[0] if later and "reduce" in later[0].kwargs else None
+    later = [step for step in top.way() if step is not top and step.node.op.split(".")[1] not in PASSED_OVER | {"view"}]
+    return later[0] if later and "reduce" in later[0].node.kwargs else None
 
 
 def _after(top: Step, own_lines: OwnLines) -> Iterator[Source]:
