@@ -184,6 +184,23 @@ def test_a_mutant_may_not_verify_by_another_relation(small):
     assert outcome.located
 
 
+def shifted(far):
+    def softmax(x):
+        weights = (x - far(x)).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    return softmax
+
+
+def test_what_only_overflows_is_equal():
+    """Any shift of a row gives the same softmax of real numbers; one is too far away for floats where the inputs are large."""
+    options = {"mesh": {"dp": 2}, "inputs": {"x": gg.Input((4, 6), Shard(0))}}
+    softmax = shifted(lambda x: 0)
+    whole = specimen("softmax", job_of(softmax, softmax, **options))
+    assert whole.difference(gg.capture_function(softmax, shifted(lambda x: 60 * x.abs().sum()), **options).joint) is None
+    assert whole.difference(gg.capture_function(softmax, shifted(lambda x: x / 2), **options).joint) == "out differs"
+
+
 def test_a_prover_that_believes_everything_is_found_out(small, monkeypatch):
     monkeypatch.setattr(Specimen, "prove", lambda self, joint, locate: Proof())
     mutants, _ = campaign.Herd(small, 0).some(30, 0)
