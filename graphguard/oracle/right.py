@@ -94,7 +94,9 @@ class Right:
 
 
 def _solved(wanted: Tensors, once: Tensors, twice: Tensors) -> list[Fraction]:
-    if any(each.shape != other.shape for each, other in zip(wanted, once, strict=True)) or any(t.is_complex() for t in wanted):
+    if any(each.shape != other.shape for each, other in zip(wanted, once, strict=True)):
+        return []
+    if any(tensor.is_complex() for tensor in (*wanted, *once)):
         return []
     goal, before, after = (torch.cat([t.reshape(-1).to(torch.float64) for t in ts]) for ts in (wanted, once, twice))
     known = torch.isfinite(goal)

@@ -230,11 +230,17 @@ class Suspects:
         origin = self.origin(at) if at in self.makers else self.known.origin(sample)
         return None if origin is None else origin.owner
 
+    def _are_copies(self, rank: int, reduction: Node) -> bool:
+        """Whether every rank gives a whole sequential tensor to a reduction."""
+        given = [self.operands(*member) for member in self.joint.match_of(rank, reduction).nodes.items()]
+        origins = [self.origin(at) for ats in given for at in ats if self.tells(at)]
+        return bool(origins) and all(each is not None and each.whole and not each.summed for each in origins)
+
     def words(self, suspect: Suspect) -> str | None:
         """What is wrong with a suspect's result, where that can be told."""
         node, operands = suspect.node, self.operands(suspect.rank, suspect.node)
         origins = [self.origin(at) for at in operands if self.tells(at)]
-        if node.kwargs.get("reduce") == "sum" and origins and all(each and each.whole and not each.summed for each in origins):
+        if node.kwargs.get("reduce") == "sum" and self._are_copies(suspect.rank, node):
             count = len(self.joint.match_of(suspect.rank, node).group)
             return f"each of the {count} ranks has the whole value already, so the sum counts it {count} times"
         tensor = self.trial.ranks[suspect.rank].values[suspect.value]
