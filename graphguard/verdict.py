@@ -129,6 +129,9 @@ def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
     way, first = judgement.way, findings[0]
     if way is None or first.distributed is None:
         return findings
+    if way.inner is not None and first.distributed.place == way.inner.place:  # the operation itself, not the line that calls it
+        head = replace(first, repair=first.repair or _repair(way, way.lines[0]))
+        return [head, *_second(head, way.lines), *findings[1:]]
     suspected = first.repair is not None or (way.repeated is not None and first.distributed.place == way.repeated.place)
     if first.distributed.place != way.lines[0].place and way.heals and way.sure and not suspected:
         head = replace(

@@ -93,6 +93,10 @@ class _Answer:
     complete: bool
 
 
+# The sequential program and rank 0: if two captures of one differ, no graph speaks for the program.
+CAPTURED_TWICE: tuple[int | None, ...] = (None, 0)
+
+
 def capture(
     subject: Subject, *, progress: Progress | None = None, use_cache: bool = True, workers: int | None = None
 ) -> Captured:
@@ -100,14 +104,14 @@ def capture(
     begun = time.perf_counter()
     subject.check()
     world = subject.mesh.size
-    # The sequential program and rank 0 are captured twice: if the two differ, no graph speaks for the program.
-    whats: list[int | None] = [None, None, 0, *range(world)]
+    whats: list[int | None] = [None, *range(world), *CAPTURED_TWICE]
     answers = _capture_all(subject, whats, progress, use_cache, workers)
-    for first, second in ((0, 1), (2, 3)):
-        if answers[first].texts != answers[second].texts:
-            raise CaptureError(_difference(answers[first].graphs[-1], answers[second].graphs[-1], whats[first]))
+    for what, again in zip(CAPTURED_TWICE, answers[1 + world :], strict=True):
+        first = answers[whats.index(what)]
+        if first.texts != again.texts:
+            raise CaptureError(_difference(first.graphs[-1], again.graphs[-1], what))
     sequential = answers[0].graphs[0]
-    relations, graphs = map(list, zip(*(answer.graphs for answer in answers[3:]), strict=True))
+    relations, graphs = map(list, zip(*(answer.graphs for answer in answers[1 : 1 + world]), strict=True))
     captured = Captured(sequential, graphs, relations, join(graphs), time.perf_counter() - begun)
     captured.assumptions = sorted({a for graph in [sequential, *relations, *graphs] for a in graph.assumptions})
     return captured
