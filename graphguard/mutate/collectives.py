@@ -85,13 +85,13 @@ def replace_collective(site: Site) -> str | None:
     root = site.random.choice(site.group)
     if node.op == "dist.all_reduce":
         other = site.random.choice(("dist.broadcast", "dist.reduce"))
-        kwargs = {"root": root} if other == "dist.broadcast" else {"root": root, "reduce": node.kwargs["reduce"]}
+        kwargs = {"root": root} if other == "dist.broadcast" else {"root": root, **site.reduction}
         site.communicate(other, (given[0],), node.outputs, **kwargs)
         return f"{other} from rank {root} in place of {node.op}"
     if node.op in ("dist.broadcast", "dist.reduce"):
         if given[0].dtype == "bool":
             return None
-        site.communicate("dist.all_reduce", (given[0],), node.outputs, reduce=node.kwargs.get("reduce", "sum"))
+        site.communicate("dist.all_reduce", (given[0],), node.outputs, **(site.reduction or {"reduce": "sum"}))
         return f"dist.all_reduce in place of {node.op}"
     if node.op in _GATHERS | _SCATTERS:
         sent = site.collect("dist.broadcast", given[0], given[0].shape, root=root)

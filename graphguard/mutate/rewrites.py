@@ -223,7 +223,7 @@ def split_all_reduce(site: Site) -> str | None:
         part = (whole.shape[0] // count,)
     else:
         return None
-    mine = site.collect("dist.reduce_scatter_tensor", whole, part, reduce=site.node.kwargs["reduce"])
+    mine = site.collect("dist.reduce_scatter_tensor", whole, part, **site.reduction)
     gathered = site.collect("dist.all_gather_into_tensor", mine, whole.shape)
     site.give("aten.view.default", gathered, site.output.shape)
     return "an all-reduce as a reduce-scatter and an all-gather"
@@ -255,7 +255,7 @@ def split_collective(site: Site) -> str | None:
     dim = site.random.choice(dims)
     cut = site.random.randrange(1, given.shape[dim])
     parts = [site.cut(given, dim, low, high) for low, high in ((0, cut), (cut, given.shape[dim]))]
-    reduced = [site.collect(site.op, part, part.shape, reduce=site.node.kwargs["reduce"]) for part in parts]
+    reduced = [site.collect(site.op, part, part.shape, **site.reduction) for part in parts]
     site.give("aten.cat.default", tuple(reduced), dim)
     return f"an all-reduce in two parts along dim {dim}"
 
@@ -267,7 +267,7 @@ def reduce_addends(site: Site) -> str | None:
     total = site.maker(site.operands[0])
     if total is None or base(total) != "aten.add.Tensor" or total.kwargs or not _both_like(total, site.output):
         return None
-    parts = [site.collect(site.op, part, part.shape, reduce=site.node.kwargs["reduce"]) for part in total.operands()]
+    parts = [site.collect(site.op, part, part.shape, **site.reduction) for part in total.operands()]
     site.give("aten.add.Tensor", *parts)
     return "an all-reduce of each addend"
 
@@ -277,7 +277,7 @@ def scatter_by_slice(site: Site) -> str | None:
     if site.op != "dist.reduce_scatter_tensor":
         return None
     given = site.operands[0]
-    whole = site.collect("dist.all_reduce", given, given.shape, reduce=site.node.kwargs["reduce"])
+    whole = site.collect("dist.all_reduce", given, given.shape, **site.reduction)
     row = site.reshaped(whole, flat(whole))
     size = math.prod(site.output.shape)
     start = site.group.index(site.rank) * size

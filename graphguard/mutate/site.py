@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from graphguard.ir import Arg, Constant, Graph, Mesh, Node, Source, Value, values_in
 from graphguard.prune import prune
@@ -45,6 +46,11 @@ class Site:
     _fresh: int = 0
 
     # ------------------------------------------------------------------ what is here
+    @property
+    def reduction(self) -> dict[str, Any]:
+        """How a collective reduces: the operation, and the factor of a premultiplied sum."""
+        return {key: self.node.kwargs[key] for key in ("reduce", "factor") if key in self.node.kwargs}
+
     @property
     def node(self) -> Node:
         return self.graph.nodes[self.position]
