@@ -8,7 +8,9 @@ from harness import assert_replays_as_eager, assert_replays_as_gloo
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 
+import graphguard as gg
 from graphguard import Input
+from graphguard.errors import CaptureError
 
 aten = torch.ops.aten
 F64 = torch.float64
@@ -53,6 +55,18 @@ def test_context_parallel_replays_as_gloo(method):
 
     inputs = {name: Input((1, HEADS, LENGTH, HEAD), dtype=F64) for name in "qkvg"}
     assert_replays_as_gloo(program, 2, inputs, tolerance=1e-5)  # blocks are merged in float32
+
+
+@pytest.mark.parametrize(("heads", "masked"), [(HEADS, True), (1, False)])
+def test_what_rings_are_not_captured_with_is_refused(heads, masked):
+    def ranks(q, k, mesh):
+        with context_parallel(mesh, buffers=[q, k], buffer_seq_dims=[2, 2]):
+            mask = torch.ones(1, 1, q.size(2), k.size(2), dtype=torch.bool) if masked else None
+            return F.scaled_dot_product_attention(q.clone(), k.clone(), k.clone(), mask, enable_gqa=not masked)
+
+    inputs = {"q": Input((1, HEADS, LENGTH, HEAD)), "k": Input((1, heads, LENGTH, HEAD))}
+    with pytest.raises(CaptureError, match="the rings of context_parallel are captured without attn_mask"):
+        gg.capture_function(lambda q, k: q, ranks, mesh={"cp": 2}, inputs=inputs)
 
 
 # ---------------------------------------------------------------------- tensors of another size in the same memory

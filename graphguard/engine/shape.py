@@ -19,7 +19,7 @@ def reshape(table: Table, value: Value, shape: Sequence[int]) -> Value:
     """The same elements in row-major order."""
     if len(shape) == len(value.shape) and all(equal(a, b) for a, b in zip(value.shape, shape, strict=True)):
         return value
-    if 0 in shape:  # nothing is left to say of no elements
+    if any(equal(size, 0) for size in shape):  # nothing is left to say of no elements
         return Value(tuple(shape), ())
     blocks = _blocks(value.shape, shape)
     terms = []

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._context_parallel import _attention as rings
 
 from graphguard.capture.adapters.holders import Holders
+from graphguard.errors import CaptureError
 
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
@@ -33,8 +34,9 @@ def adjust_context_parallel(recorder: Recorder, holders: Holders) -> None:
     ) -> Any:
         if not isinstance(query, DTensor) or _KERNEL not in DTensor._op_dispatcher._custom_op_handlers:
             return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        if attn_mask is not None:
-            raise NotImplementedError("context_parallel's attention takes no attn_mask")
+        if attn_mask is not None or query.shape[1] != key.shape[1]:
+            told = "the rings of context_parallel are captured without attn_mask, and with as many heads of keys as of queries"
+            raise recorder.failed(CaptureError(f"{told}; use is_causal, and repeat keys and values"))
         return _KERNEL(query, key, value, dropout_p, is_causal, scale=options.get("scale"))[0]
 
     def kernel(query: Any, key: Any, value: Any, is_causal: bool, dropout_p: float, scale: float | None) -> tuple[Any, ...]:
