@@ -17,6 +17,8 @@ from graphguard.capture.program import PARAMETERS, FunctionProgram, ModelProgram
 from graphguard.capture.session import Captured, LocalInputs, Progress, Subject
 from graphguard.capture.session import capture as capture_subject
 from graphguard.capture.wrappers import gradients_of
+from graphguard.engine.apart import proved_apart
+from graphguard.engine.proof import Proof
 from graphguard.errors import GraphGuardError, InternalError, MismatchError, UsageError
 from graphguard.expectation import Expectation, expectations
 from graphguard.ir import Graph
@@ -36,7 +38,6 @@ from graphguard.report import Report
 from graphguard.verdict import assumptions_of, report_of, unread_inputs
 
 MeshLike = Mapping[str, int] | int
-MOST_RANKS_APART = 8  # that are described one by one where describing them together does not prove it
 
 
 @dataclass(frozen=True)
@@ -275,32 +276,33 @@ def _decided(
     job: Job, captured: Captured, relations: list[Graph], expected: Mapping[str, Expectation], stats: dict[str, Any]
 ) -> Report:
     """The verdict of a proof and an execution."""
-    from graphguard.engine.prove import prove
     from graphguard.oracle.judge import judge
 
     graphs = captured.sequential, captured.joint, relations
     inputs = job.subject.inputs
-    proof_of = partial(prove, *graphs, expected=expected, ranges=_ranges(inputs), lemmas=by_operator(job.lemmas))
+    proof_of = partial(_proof, *graphs, expected=expected, ranges=_ranges(inputs), lemmas=by_operator(job.lemmas))
     progress = _PROGRESS.get()
     tell = None if progress is None else partial(progress, "oracle")
     judged = partial(judge, *graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, progress=tell)
-    _tell("proof")
-    proof = proof_of()
+    proof = first = proof_of()
     _tell("oracle")
     judgement = judged(proved=proof.relations)
-    if not proof.proved and not judgement.different and 1 < job.subject.mesh.size <= MOST_RANKS_APART:
-        _tell("proof")
-        again = proof_of(apart=True)
-        again.seconds += proof.seconds
-        if len(again.findings) < len(proof.findings):
-            proof = again
-            judgement = judged(proved=proof.relations)
+    if not judgement.different:
+        proof = proved_apart(first, job.subject.mesh.size, proof_of)
+        judgement = judgement if proof is first else judged(proved=proof.relations)
     stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
     stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
     assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])
     report = report_of(proof, judgement, [*assumed, *captured.assumptions])
     report.notes += judgement.hints
     return report
+
+
+def _proof(*graphs: Any, **options: Any) -> Proof:
+    from graphguard.engine.prove import prove
+
+    _tell("proof")
+    return prove(*graphs, **options)
 
 
 def _tell(phase: str) -> None:

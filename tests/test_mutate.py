@@ -1,6 +1,7 @@
 """Mutants and rewrites: what they do to programs, how they are judged, and that no mutant is verified that differs."""
 
 import importlib
+import os
 from random import Random
 
 import pytest
@@ -18,6 +19,7 @@ from graphguard.mutate import campaign, table
 from graphguard.mutate.mutant import Breeder, judged, mutants_of, rewrites_of
 from graphguard.mutate.mutants import KINDS
 from graphguard.mutate.page import page
+from graphguard.mutate.processes import Died, in_processes
 from graphguard.mutate.rewrites import REWRITES
 from graphguard.mutate.specimen import Specimen, specimen
 
@@ -202,7 +204,7 @@ def test_what_only_overflows_is_equal():
 
 
 def test_a_prover_that_believes_everything_is_found_out(small, monkeypatch):
-    monkeypatch.setattr(Specimen, "prove", lambda self, joint, locate: Proof())
+    monkeypatch.setattr(Specimen, "prove", lambda self, joint, agrees, locate: Proof())
     mutants, _ = campaign.Herd(small, 0).some(30, 0)
     row = table.rows(mutants, KINDS)[-1]
     assert row.unsound > 20 and row.refused + row.unsound + row.verified == row.total
@@ -215,13 +217,71 @@ def test_a_proof_that_takes_too_long_is_stopped(small):
 
 
 def test_a_prover_that_raises_is_told(small, monkeypatch):
-    def prove(self, joint, locate):
+    def prove(self, joint, agrees, locate):
         raise KeyError("atom")
 
     monkeypatch.setattr(Specimen, "prove", prove)
     outcome = judged(small, change(small, "split a batch", "aten.relu.default", REWRITES), 10)
     assert not outcome.proved and outcome.incomplete
     assert "CRASH mlp: split a batch" in campaign.as_report([], [outcome])
+
+
+def test_one_that_cannot_be_run_is_told_and_the_others_are_judged(small, monkeypatch):
+    honest = Specimen.difference
+    joints = []
+
+    def difference(self, joint, further=False):
+        joints.append(joint)
+        if len(joints) == 2:
+            raise KeyError("a kernel")
+        return honest(self, joint, further)
+
+    monkeypatch.setattr(Specimen, "difference", difference)
+    mutants, _ = campaign.Herd(small, 0).some(5, 0)
+    assert len(mutants) == 5
+    (crash,) = table.crashes(mutants)
+    assert mutants[1].crash.startswith("KeyError: 'a kernel' (test_mutate.py:") and mutants[1].words in crash
+    assert campaign.Result(mutants).exit_code == 2 and campaign.Result(mutants[2:]).exit_code == 0
+
+
+def test_one_that_cannot_be_made_is_told(small, monkeypatch):
+    herd = campaign.Herd(small, 0)
+    made = herd.mutants._made
+    drawn = []
+
+    def broken(kind, *place):
+        drawn.append(kind)
+        if len(drawn) == 1:
+            raise KeyError("factor")
+        return made(kind, *place)
+
+    monkeypatch.setattr(herd.mutants, "_made", broken)
+    mutants, _ = herd.some(4, 0)
+    assert len(mutants) == 4 and mutants[0].kind == drawn[0]
+    assert mutants[0].crash.startswith(f"{drawn[0]} at ") and "KeyError: 'factor'" in mutants[0].crash
+
+
+def test_a_second_proof_describes_ranks_one_by_one_as_in_a_report():
+    made = case("positions", "positions-labels-before-2")
+    assert made.apart and made.prove(made.joint, agrees=False).proved
+
+
+def test_a_process_that_dies_is_told_at_once_and_the_other_goes_on():
+    def work(number, begin):
+        begin(f"mutant {number}")
+        yield number
+        if number == 0:
+            os._exit(7)
+        begin("the last one")
+        raise ValueError("none")
+
+    found = list(in_processes(work, 2))
+    assert {0, 1} < set(found)
+    died = {each.words for each in found if isinstance(each, Died)}
+    assert died == {
+        "a process ended with exit code 7; mutant 0",
+        "a process stopped with ValueError: none; the last one",
+    }
 
 
 def test_a_check_that_is_not_verified_is_not_mutated():
@@ -295,7 +355,7 @@ def test_the_command_prints_the_tables(checks):
 
 def test_the_command_fails_on_a_false_proof(checks, monkeypatch):
     honest = Specimen.prove
-    monkeypatch.setattr("graphguard.mutate.specimen.Specimen.prove", lambda self, joint, locate: Proof())
+    monkeypatch.setattr("graphguard.mutate.specimen.Specimen.prove", lambda self, joint, agrees, locate: Proof())
     result = CliRunner().invoke(app, ["mutate", f"{checks}::right", "-n", "5"], catch_exceptions=False)
     assert result.exit_code == 1 and "UNSOUND" in result.stdout and "please report it" in result.stdout
     assert honest is not Specimen.prove

@@ -10,20 +10,19 @@ import importlib
 import pickle
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from graphguard.errors import GraphGuardError
+from graphguard.errors import GraphGuardError, InternalError
 from graphguard.mutate import table
-from graphguard.mutate.mutant import Breeder, Outcome, judged, mutants_of, rewrites_of
+from graphguard.mutate.mutant import Breeder, DrawingError, Outcome, judged, mutants_of, rewrites_of, unmade
 from graphguard.mutate.mutants import KINDS
 from graphguard.mutate.page import page
+from graphguard.mutate.processes import Begin, Died, in_processes
 from graphguard.mutate.rewrites import REWRITES
 from graphguard.mutate.specimen import Specimen, specimen
 
@@ -32,15 +31,25 @@ if TYPE_CHECKING:
 
 LIMIT = 10.0  # seconds for one proof
 _OPERATIONS = 4000  # that are proved in one turn of a check, about
-Outcomes = tuple[list[Outcome], list[Outcome]]  # of mutants and of rewrites
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What came of one turn of a check. failure: why there are none of it, where that is an error of ours."""
+
+    check: str
+    mutants: Sequence[Outcome] = ()
+    rewrites: Sequence[Outcome] = ()
+    failure: str | None = None
 
 
 @dataclass
 class Herd:
-    """What is drawn from one check, turn by turn."""
+    """What is drawn from one check, turn by turn. begin: told of each change before it is judged."""
 
     specimen: Specimen
     seed: int
+    begin: Begin = lambda words: None
     mutants: Breeder = field(init=False)
     rewrites: Breeder = field(init=False)
     turns: int = 0
@@ -53,18 +62,31 @@ class Herd:
         """Mutants in one turn."""
         return 1 + _OPERATIONS // (20 + self.specimen.operations)
 
-    def turn(self, plan: Plan) -> Outcomes:
+    def turn(self, plan: Plan) -> Turn:
         self.turns += 1
         share = plan.rewrites / max(1, plan.mutants)
         before, after = (int(turns * self.quota * share) for turns in (self.turns - 1, self.turns))
-        return self.some(self.quota, after - before, plan.limit, plan.locate_every)
+        return Turn(self.specimen.name, *self.some(self.quota, after - before, plan.limit, plan.locate_every))
 
-    def some(self, mutants: int, rewrites: int, limit: float = LIMIT, locate_every: int = 1) -> Outcomes:
-        drawn = list(enumerate(self.mutants.several(mutants), self.turns))
+    def some(
+        self, mutants: int, rewrites: int, limit: float = LIMIT, locate_every: int = 1
+    ) -> tuple[list[Outcome], list[Outcome]]:
         return (
-            [judged(self.specimen, mutant, limit, number % locate_every == 0) for number, mutant in drawn],
-            [judged(self.specimen, rewrite, limit) for rewrite in self.rewrites.several(rewrites)],
+            list(self._outcomes(self.mutants, mutants, limit, locate_every)),
+            list(self._outcomes(self.rewrites, rewrites, limit, 1)),
         )
+
+    def _outcomes(self, breeder: Breeder, count: int, limit: float, locate_every: int) -> Iterator[Outcome]:
+        for number in range(self.turns, self.turns + count):
+            try:
+                mutant = breeder.draw()
+            except DrawingError as error:
+                yield unmade(self.specimen, error)
+                continue
+            if mutant is None:
+                return
+            self.begin(f"{self.specimen.name}: {mutant}")
+            yield judged(self.specimen, mutant, limit, number % locate_every == 0)
 
 
 @dataclass(frozen=True)
@@ -76,47 +98,81 @@ class Plan:
     seed: int
     limit: float
     until: float  # when it stops in any case
-    keep: Path | None = None  # where its outcomes are kept on the way
     locate_every: int = 1  # mutants, one is located: that takes longer than to catch it
 
 
 @dataclass
 class Result:
+    """failures: what went wrong, and not with a single mutant."""
+
     mutants: list[Outcome] = field(default_factory=list)
     rewrites: list[Outcome] = field(default_factory=list)
     checks: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something wrong was verified, 2 if something was not judged."""
+        outcomes = [*self.mutants, *self.rewrites]
+        return 1 if table.unsound(outcomes) else 2 if self.failures or table.crashes(outcomes) else 0
 
 
-def run(cases: Sequence[Any], plan: Plan) -> Result:
+def turns(cases: Sequence[Any], plan: Plan, begin: Begin) -> Iterator[Turn]:
     """Turns of all cases, until there are enough mutants or nothing new is found."""
-    result, begun = Result(), time.time()
-    herds: dict[str, Herd | None] = {}
+    count = 0
+    herds: dict[str, Herd] = {}
+    left = list(cases)
     found = True
-    while found and len(result.mutants) < plan.mutants and time.time() < plan.until:
+    while found and count < plan.mutants and time.time() < plan.until:
         found = False
-        for case in cases:
-            if len(result.mutants) >= plan.mutants or time.time() >= plan.until:
+        for case in list(left):
+            if count >= plan.mutants or time.time() >= plan.until:
                 break
-            if case.name not in herds:
-                herds[case.name] = _herd(case, plan.seed)
-                result.checks += herds[case.name] is not None
-            herd = herds[case.name]
-            if herd is None:
+            begin(case.name)
+            try:
+                if case.name not in herds:
+                    herds[case.name] = Herd(specimen(case.name, job_of(case)), plan.seed, begin)
+                turn = herds[case.name].turn(plan)
+            except GraphGuardError as error:
+                print(f"left out: {error}", flush=True)
+                left.remove(case)
+                if isinstance(error, InternalError):
+                    yield Turn(case.name, failure=str(error))
                 continue
-            mutants, rewrites = herd.turn(plan)
-            found = found or bool(mutants)
-            result.mutants += mutants
-            result.rewrites += rewrites
-            _tell(result, [*mutants, *rewrites], herd, begun)
-            if plan.keep is not None:
-                plan.keep.write_bytes(pickle.dumps(result))
+            except Exception as error:  # the other checks can be changed
+                left.remove(case)
+                yield Turn(case.name, failure=f"{case.name}: {type(error).__name__}: {error}")
+                continue
+            count += len(turn.mutants)
+            found = found or bool(turn.mutants)
+            yield turn
+
+
+def gathered(found: Iterable[Turn | Died], keep: Path | None = None) -> Result:
+    """All turns together; each is told when it is there. keep: a file for what there is."""
+    result, begun, checks = Result(), time.time(), set[str]()
+    for turn in found:
+        failure = turn.words if isinstance(turn, Died) else turn.failure
+        if failure is not None:
+            result.failures.append(failure)
+            print(f"FAILURE {failure}", flush=True)
+            continue
+        assert isinstance(turn, Turn)
+        checks.add(turn.check)
+        result.mutants += turn.mutants
+        result.rewrites += turn.rewrites
+        result.checks = len(checks)
+        _tell(result, turn, begun)
+        if keep is not None:
+            keep.write_bytes(pickle.dumps(result))
     return result
 
 
-def _tell(result: Result, new: Sequence[Outcome], herd: Herd, begun: float) -> None:
+def _tell(result: Result, turn: Turn, begun: float) -> None:
     unsound = len(table.unsound([*result.mutants, *result.rewrites]))
     counts = f"{len(result.mutants)} mutants and {len(result.rewrites)} rewrites of {result.checks} checks, {unsound} unsound"
-    print(f"{time.time() - begun:6.0f} s: {counts}; {herd.specimen.name}", flush=True)
+    print(f"{time.time() - begun:6.0f} s: {counts}; {turn.check}", flush=True)
+    new = [*turn.mutants, *turn.rewrites]
     for word, lines in (("UNSOUND", table.unsound(new)), ("CRASH", table.crashes(new))):
         for line in lines:
             print(f"{word} {line}", flush=True)
@@ -143,14 +199,6 @@ def cases_below(folder: str, most_ranks: int, only: str, seed: int) -> list[Any]
     return cases
 
 
-def _herd(case: Any, seed: int) -> Herd | None:
-    try:
-        return Herd(specimen(case.name, job_of(case)), seed)
-    except GraphGuardError as error:
-        print(f"left out: {error}", flush=True)
-        return None
-
-
 def job_of(case: Any) -> Job:
     import graphguard as gg
     from graphguard.api import collecting
@@ -174,30 +222,18 @@ def as_report(mutants: Sequence[Outcome], rewrites: Sequence[Outcome]) -> str:
     return "\n\n".join(parts)
 
 
-def in_processes(cases: Sequence[Any], plans: Sequence[Plan]) -> Result:
-    """Each process has its own part of the cases."""
-    if len(plans) == 1:
-        return run(cases, plans[0])
-    with ProcessPoolExecutor(len(plans), get_context("fork")) as pool:  # cases cannot be sent, so they are inherited
-        global _CASES
-        _CASES = cases
-        results = list(pool.map(_run_part, range(len(plans)), [len(plans)] * len(plans), plans))
-    return Result(
-        [outcome for result in results for outcome in result.mutants],
-        [outcome for result in results for outcome in result.rewrites],
-        sum(result.checks for result in results),
-    )
+def run(cases: Sequence[Any], plan: Plan, jobs: int = 1, keep: Path | None = None) -> Result:
+    """Each of several processes has its own part of the cases, and does what is planned."""
+    if jobs == 1:
+        return gathered(turns(cases, plan, lambda words: None), keep)
 
+    def part(number: int, begin: Begin) -> Iterator[Turn]:
+        import torch
 
-_CASES: Sequence[Any] = ()
+        torch.set_num_threads(1)
+        return turns(cases[number::jobs], plan, begin)
 
-
-def _run_part(number: int, count: int, plan: Plan) -> Result:
-    import torch
-
-    torch.set_num_threads(1)
-    kept = plan.keep and plan.keep.with_stem(f"{plan.keep.stem}-{number}")
-    return run(_CASES[number::count], replace(plan, keep=kept))
+    return gathered(in_processes(part, jobs), keep)
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -210,22 +246,23 @@ def main(arguments: Iterable[str] | None = None) -> int:
         options.seed,
         options.limit,
         begun + 60 * options.minutes,
-        options.keep,
         options.locate_every,
     )
     cases = cases_below(options.cases, options.ranks, options.only, options.seed)
-    result = in_processes(cases, [plan] * options.jobs)
+    result = run(cases, plan, options.jobs, options.keep)
     if not result.mutants:
         print(f"error: no case below {options.cases} could be mutated", file=sys.stderr)
         return 2
     print(as_report(result.mutants, result.rewrites))
+    for line in result.failures:
+        print(f"FAILURE {line}; please report it")
     if options.write:
         command = f"python -m graphguard.mutate.campaign {' '.join(given)}"
         seconds = time.time() - begun
         families = {case.name: family for family, cases in families_below(options.cases).items() for case in cases}
         text = page(result.mutants, result.rewrites, command, seconds, families, options.mutants)
         Path(options.write).write_text(text, encoding="utf-8")
-    return 1 if table.unsound([*result.mutants, *result.rewrites]) else 0
+    return result.exit_code
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -243,9 +280,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cases", default="tests/cases", help="folder of proof cases")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--write", help="page to write, for example docs/soundness.md")
-    parser.add_argument(
-        "--keep", type=Path, help="file that keeps all outcomes, as a pickle; one for each process, with its number in the name"
-    )
+    parser.add_argument("--keep", type=Path, help="file that keeps all outcomes, as a pickle")
     return parser.parse_args(arguments)
 
 

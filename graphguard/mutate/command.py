@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from graphguard.errors import UsageError
 from graphguard.mutate import table
-from graphguard.mutate.campaign import LIMIT, as_report
+from graphguard.mutate.campaign import LIMIT, Result, as_report
 from graphguard.mutate.mutant import Mutant, Outcome, judged, mutants_of, rewrites_of
 from graphguard.mutate.specimen import specimen
 
@@ -19,7 +19,7 @@ _REWRITES = 10  # one rewrite for so many mutants
 
 
 def mutate(name: str, job: Job, count: int, seed: int) -> int:
-    """Print the tables of a check's mutants and rewrites. The exit code: 1 if something wrong was verified."""
+    """Print the tables of a check's mutants and rewrites. The exit code: 1 if something wrong was verified, 2 for a crash."""
     if count < 1:
         raise UsageError(f"-n {count}: write how many mutants are made, from 1 on")
     subject = specimen(name, job)
@@ -34,7 +34,7 @@ def mutate(name: str, job: Job, count: int, seed: int) -> int:
         raise UsageError(f"{name} has nothing that could be mutated")
     print(as_report(mutants, rewrites))
     print(f"\n{_summary(mutants)}")
-    return 1 if table.unsound([*mutants, *rewrites]) else 0
+    return Result(mutants, rewrites).exit_code
 
 
 def _shown(mutants: Iterator[Mutant], count: int) -> Iterator[Mutant]:

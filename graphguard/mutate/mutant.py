@@ -6,9 +6,11 @@ import re
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from types import FrameType
 
@@ -43,7 +45,8 @@ class Mutant:
 class Outcome:
     """What execution and the prover say of a mutant.
 
-    difference: how it differs from the sequential program, or None. gave_up: the prover was stopped. crash: it raised.
+    difference: how it differs from the sequential program, or None. gave_up: the prover was stopped. crash: what was raised
+    on the way, by the prover or by what runs the programs, which counts as not proved.
     reason: why it is not proved. located: whether one of the first two lines named is the right one; None where nobody asked.
     """
 
@@ -68,6 +71,14 @@ class Outcome:
 
 
 # ---------------------------------------------------------------------- drawing
+class DrawingError(Exception):
+    """A change that could not be made, though it should have been possible."""
+
+    def __init__(self, kind: str, words: str):
+        super().__init__(words)
+        self.kind = kind
+
+
 class Breeder:
     """Draws changes of one specimen. The same seed gives the same changes."""
 
@@ -84,7 +95,11 @@ class Breeder:
         for _ in range(_TRIES if self.sites else 0):
             kind = self.random.choice(list(self.sites))
             rank, position = self.random.choice(self.sites[kind])
-            mutant = self._made(kind, rank, position, self.random.random() < _alike(kind, self.graphs[rank].nodes[position]))
+            node = self.graphs[rank].nodes[position]
+            try:
+                mutant = self._made(kind, rank, position, self.random.random() < _alike(kind, node))
+            except Exception as error:
+                raise DrawingError(kind, f"{kind} at {node}: {_crash(error)}") from error
             if mutant is not None:
                 return mutant
         return None
@@ -162,23 +177,28 @@ def _by_name(graph: Graph) -> dict[object, int]:
 
 
 # ---------------------------------------------------------------------- judging
+def unmade(specimen: Specimen, error: DrawingError) -> Outcome:
+    """What comes of a change that could not be made."""
+    return Outcome(error.kind, specimen.name, error.kind, None, False, False, str(error), None, 0.0, str(error))
+
+
 def judged(specimen: Specimen, mutant: Mutant, limit: float, locate: bool = True) -> Outcome:
     """Both verdicts on a mutant. The prover is stopped after `limit` seconds."""
     begun = time.perf_counter()
     findings, gave_up, crash = mutant.joint.findings, False, None
-    difference: str | None = "the ranks do not fit together"
-    if not findings:
-        difference = specimen.difference(mutant.joint)
-        begun = time.perf_counter()
-        try:
+    difference: str | None = "the ranks do not fit together" if findings else None
+    try:
+        if not findings:
+            difference = specimen.difference(mutant.joint)
+            begun = time.perf_counter()
             with _limited(limit):
                 findings = specimen.findings(mutant.joint, executed=difference is not None, locate=locate)
-        except _TooLong:
-            gave_up = True
-        except Exception as error:
-            crash = f"{type(error).__name__}: {error}"
-        if findings and difference is None:
-            difference = specimen.difference(mutant.joint, further=True)
+            if findings and difference is None:
+                difference = specimen.difference(mutant.joint, further=True)
+    except _TooLong:
+        gave_up = True
+    except Exception as error:  # whatever it is, the other mutants can be judged
+        crash = _crash(error)
     return Outcome(
         mutant.kind,
         specimen.name,
@@ -191,6 +211,13 @@ def judged(specimen: Specimen, mutant: Mutant, limit: float, locate: bool = True
         time.perf_counter() - begun,
         crash,
     )
+
+
+def _crash(error: Exception) -> str:
+    """What was raised, and where."""
+    *_, last = traceback.extract_tb(error.__traceback__) or [None]
+    where = "" if last is None else f" ({Path(last.filename).name}:{last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def is_located(findings: Collection[Finding], places: Collection[Place]) -> bool:

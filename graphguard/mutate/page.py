@@ -42,6 +42,7 @@ ranks, and compares two verdicts on each changed program: that of the prover, an
 | checks changed | {checks} |
 | mutants | {mutants} |
 | false proofs | **{unsound}** |
+| crashes | {crashes} |
 | equal mutants that are unproven | {unproven} |
 | faults located | {located} |
 | rewrites | {rewrites} |
@@ -97,6 +98,7 @@ def page(
         mutants=f"{every.total:,}" + (f", of {asked:,} that were asked for" if every.total < asked else ""),
         rewrites=f"{rewritten.total:,}",
         unsound=every.unsound + rewritten.unsound,
+        crashes=len(table.crashes([*mutants, *rewrites])),
         unproven=table.share(every.incomplete, equal),
         located=table.share(*every.located),
         proved=table.share(rewritten.verified, rewritten.total),

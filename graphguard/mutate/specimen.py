@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphguard.engine.apart import proved_apart
 from graphguard.engine.interpret import Interpretation, Lemmas
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import Ranges, interpret, prove
-from graphguard.errors import ReplayError, UsageError
+from graphguard.errors import InternalError, ReplayError, UsageError
 from graphguard.expectation import FULL, LOCAL, Expectation, expectations
 from graphguard.findings import Finding
 from graphguard.ir import Graph, Mesh
@@ -62,19 +63,23 @@ class Specimen:
     seconds: float = 0.0  # that its proof takes
     trials: list[Trial] = field(default_factory=list)
     lemmas: Lemmas = field(default_factory=dict)
+    apart: bool = False  # it is proved only if each rank is described by itself, and so are its changed programs
     draw: Callable[[int], Trial] = field(init=False)
 
     @property
     def operations(self) -> int:
         return len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
 
-    def prove(self, joint: Joint, locate: bool = True) -> Proof:
+    def prove(self, joint: Joint, agrees: bool, locate: bool = True) -> Proof:
+        """The proof that a report rests on. agrees: no run has shown a difference."""
         graphs = (self.sequential, joint, self.relations)
-        return prove(*graphs, expected=self.expected, ranges=self.ranges, lemmas=self.lemmas, locate=locate)
+        attempt = partial(prove, *graphs, expected=self.expected, ranges=self.ranges, lemmas=self.lemmas, locate=locate)
+        first = attempt(apart=self.apart)
+        return proved_apart(first, self.mesh.size, attempt) if agrees and not self.apart else first
 
     def findings(self, joint: Joint, executed: bool, locate: bool = True) -> list[Finding]:
         """What a report says. Where the ranks compute something else, that takes an execution too."""
-        proof = self.prove(joint, locate or not executed)
+        proof = self.prove(joint, not executed, locate or not executed)
         if proof.proved or not executed or not locate:
             return proof.findings
         graphs = (self.sequential, joint, self.relations)
@@ -130,19 +135,20 @@ def specimen(name: str, job: Job) -> Specimen:
         )
     ranges = _ranges(subject.inputs)
     lemmas = by_operator(job.lemmas)
-    proof = prove(captured.sequential, captured.joint, relations, expected=stated, ranges=ranges, lemmas=lemmas)
+    graphs = (captured.sequential, captured.joint, relations)
+    attempt = partial(prove, *graphs, expected=stated, ranges=ranges, lemmas=lemmas)
+    first = attempt()
+    proof = proved_apart(first, subject.mesh.size, attempt)
     if not proof.proved:
         raise UsageError(f"{name} is not verified, and only a check that verifies can be mutated: {proof.findings[0].message}")
     expected = {path: stated.get(path) or _as_proved(proof, path) for path in proof.relations}
-    made = Specimen(
-        name, captured.sequential, captured.joint, relations, subject.mesh, expected, ranges, proof.seconds, lemmas=lemmas
-    )  # fmt: skip
+    made = Specimen(name, *graphs, subject.mesh, expected, ranges, proof.seconds, lemmas=lemmas, apart=proof is not first)
     found = interpret(made.sequential, made.joint, made.relations, made.ranges, lemmas)
     made.draw = cache(partial(_trial, made, found, subject.inputs))
     made.trials = [made.draw(seed) for seed in range(len(_SCALES))]
     difference = made.difference(made.joint)
     if difference is not None:
-        raise UsageError(f"{name} is verified, but its ranks compute something else ({difference}); please report it")
+        raise InternalError(f"{name} is verified, but its ranks compute something else ({difference}); please report it")
     made.trials += filter(made.agrees, [made.draw(WHOLE)])
     return made
 
