@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from graphguard.engine.lane import equal
 from graphguard.engine.numbers import numbers_of, row_of
 from graphguard.engine.term import IDX, Undescribed, Value
-from graphguard.lemmas.order import are_distinct
+from graphguard.lemmas.order import are_distinct, is_constant_along
 from graphguard.lemmas.registry import Call, row
 from graphguard.lemmas.whole import bounded, hot
 
@@ -97,9 +98,12 @@ def _scatter_several(c: Call, x: Value, dim: int, index: Value, y: Value) -> Val
     if are_distinct(c, index, dim):
         labels = LETTERS[: len(x.shape)]
         row_of = labels[:dim] + "z" + labels[dim + 1 :]
-        chosen = hot(c, index, c.size(x, dim), len(x.shape))
-        replaced = c.selected([labels + "z"], row_of, chosen)
-        return c.add(c.sub(x, c.mul(x, replaced)), c.selected([labels, labels + "z"], row_of, y, chosen))
+        chosen = hot(c, index, c.size(x, dim), len(x.shape))  # refuses positions that may lie outside
+        everywhere = equal(index.shape[dim], c.size(x, dim))  # as many as there are, and all different: each of them once
+        if everywhere and is_constant_along(y, dim):
+            return y
+        new = c.selected([labels, labels + "z"], row_of, y, chosen)
+        return new if everywhere else c.add(c.sub(x, c.mul(x, c.selected([labels + "z"], row_of, chosen))), new)
     last = len(x.shape) - 1
     order = [*(d for d in range(last + 1) if d != dim), dim]
     rows = [c.permute(each, order) for each in (x, index, y)]

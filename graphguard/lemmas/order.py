@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphguard.engine.integer import in_pieces
-from graphguard.engine.lane import varies
+from graphguard.engine.lane import equal, varies
 from graphguard.engine.numbers import numbers_of, row_of
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
@@ -88,6 +88,9 @@ def _sorted(c: Call, x: Value, dim: int, parameters: tuple[Hashable, ...]) -> tu
         return known
     size = _size(c, x, dim)
     dim %= max(1, len(x.shape))
+    if parameters[1] and is_constant_along(x, dim):  # equal elements stay where they are
+        places = c.reshape(c.arange(size), [size if d == dim else 1 for d in range(len(x.shape))])
+        return x, c.expand(places, x.shape)
     values = along(c, "sort", x, dim, size, parameters[:1])
     return values, bounded(c, along(c, "argsort", x, dim, size, parameters), 0, size)
 
@@ -121,6 +124,18 @@ def are_distinct(c: Call, index: Value, dim: int) -> bool:
         return False
     rows = {variable for position in factor.at[:-1] for variable, _ in position.terms}  # of a diagonal, nothing is known
     return factor.at[-1].terms == ((term.dims[dim][0], 1),) and term.dims[dim][0] not in rows
+
+
+def is_constant_along(x: Value, dim: int) -> bool:
+    """Whether the elements along a dim are known to be equal: no term is in pieces there, and none reads a position in it."""
+    if not x.shape:
+        return False
+    for term in x.terms:
+        if not (equal(term.box[dim][0], 0) and equal(term.box[dim][1], x.shape[dim])):
+            return False
+        if any(variable in term.dims[dim] for factor in term.factors for variable in factor.variables()):
+            return False
+    return True
 
 
 @row("aten.kthvalue.default", means="the k-th smallest element of a dim, and where it is")

@@ -96,8 +96,8 @@ def _shares_along(grid: Grid, axis: int, samples: Sequence[Sample]) -> bool:
         lanes = grid.lanes_along(axis, first)
         if lanes[0] != first:
             continue
-        groups = [[sample.tensors[lane] for lane in lanes] for sample in samples]
-        flat = [torch.cat([_flat(group[place]) for group in groups]) for place in range(len(lanes))]
+        groups = [_scaled([_flat(sample.tensors[lane]) for lane in lanes]) for sample in samples]
+        flat = [torch.cat([group[place] for group in groups]) for place in range(len(lanes))]
         total = torch.stack(flat).sum(0)
         weight = torch.dot(total, total)
         if not bool(weight > 0):
@@ -112,6 +112,12 @@ def _shares_along(grid: Grid, axis: int, samples: Sequence[Sample]) -> bool:
             return False
         seen = True
     return seen
+
+
+def _scaled(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """To numbers of at most 1: where inputs are large, one sample would outweigh all others, and be a multiple of itself."""
+    largest = max((float(part.abs().max()) for part in parts if part.numel()), default=0.0)
+    return [part / largest for part in parts] if largest > 0 else parts
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
