@@ -336,15 +336,21 @@ class _Work:
                 return False
             size *= count
         position = Index(tuple(digits), collapse(index.offset * -sign))
-        if not (
-            equal(bounds(position, self.ranges)[0], self.ranges[variable][0]) and equal(extent(self.ranges[variable]), size)
-        ):
+        if not self._shows_only(variable, bounds(position, self.ranges)[0], size):
             return False
         del self.factors[number]
         del self.ranges[variable]
         self._substitute({variable: position})
         self.dims = [[w for v in dim for w in ([d for d, _ in digits] if v == variable else [v])] for dim in self.dims]
         return True
+
+    def _shows_only(self, variable: Variable, first: Lane, size: int) -> bool:
+        """Whether a variable of dims runs over these positions, or could be narrowed to them: the term is 0 elsewhere."""
+        low, high = self.ranges[variable]
+        if equal(first, low) and equal(high - low, size):
+            return True
+        inside = everywhere(first >= low) and everywhere(first + size <= high)
+        return inside and self._narrow(variable, first, collapse(first + size))
 
     def _confine(self, index: Index, span: Range) -> bool:
         """Restrict the term to where an index lies in a range; False if that has no form."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,5 +47,22 @@ def adjust_megatron(recorder: Recorder) -> None:
 
         torch_norm.WrappedTorchNorm.__new__ = norm
 
+    def adjust_router(router: Any) -> None:
+        gating = router.Router.gating
+
+        def gate(self: Any, given: torch.Tensor) -> Any:
+            utilities = sys.modules[router.router_gating_linear.__module__]
+            if not hasattr(utilities, "te_general_gemm"):  # a name that 0.16.1 asks for, and has only with Transformer Engine
+                recorder.assume("megatron-core's router multiplies by torch, as it does where Transformer Engine does not")
+                utilities.te_general_gemm = None  # type: ignore[attr-defined]
+            return gating(self, given)
+
+        router.Router.gating = gate
+
+    def adjust_dispatcher(dispatcher: Any) -> None:
+        dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # made by a driver; not used where experts are padded
+
     when_imported("megatron.core.tensor_parallel.random", adjust_random)
+    when_imported("megatron.core.transformer.moe.router", adjust_router)
+    when_imported("megatron.core.transformer.moe.token_dispatcher", adjust_dispatcher)
     when_imported("megatron.core.transformer.torch_norm", adjust_norm)

@@ -1,0 +1,185 @@
+"""megatron-core: experts on their own ranks (MoELayer, all-to-all dispatcher), in its gradient buffers, with finalize_model_grads.
+
+Each rank routes its own tokens, two of four experts for each, and sends them to the experts. The shapes are those of any routing because
+experts are padded to their capacity; it is that of all tokens of a rank, so that none is dropped. The sequential program is the same
+layer on one rank.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.spec_utils import build_module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+import graphguard as gg
+
+SEQUENCE, BATCH, HIDDEN, VOCABULARY, EXPERTS, CHOSEN = 4, 4, 8, 16, 4, 2
+
+
+def config_of(ep, **options):
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=ep, expert_tensor_parallel_size=1)
+    model_parallel_cuda_manual_seed(1)
+    given = {
+        "num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 4, "expert_model_parallel_size": ep,
+        "num_moe_experts": EXPERTS, "ffn_hidden_size": HIDDEN, "moe_router_topk": CHOSEN, "moe_token_dispatcher_type": "alltoall",
+        "moe_expert_capacity_factor": EXPERTS / CHOSEN, "moe_pad_expert_input_to_capacity": True,
+        "moe_router_load_balancing_type": "none", "add_bias_linear": False, "gated_linear_unit": True, "activation_func": F.silu,
+        "attention_dropout": 0.0, "hidden_dropout": 0.0, "bias_dropout_fusion": False, "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False, "persist_layer_norm": False, "apply_rope_fusion": False,
+    }  # fmt: skip
+    return TransformerConfig(**{**given, **options})
+
+
+def named(model):
+    """A rank's experts under their numbers among all: the library counts those of each rank from 0."""
+    for module in model.modules():
+        if isinstance(module, SequentialMLP):
+            first, own = parallel_state.get_expert_model_parallel_rank() * module.num_local_experts, module.local_experts
+            own._modules = {str(first + number): expert for number, expert in enumerate(own)}
+    return model
+
+
+def layer(ep, **options):
+    spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
+    return named(build_module(spec, config=config_of(ep, **options)))
+
+
+def gpt(ep, **options):
+    spec = get_gpt_layer_local_spec(num_experts=EXPERTS, moe_grouped_gemm=False)
+    config = config_of(ep, **options)
+    model = GPTModel(config, spec, VOCABULARY, max_sequence_length=SEQUENCE, position_embedding_type="rope")
+    return named(model)
+
+
+def alone(build, **options):
+    """megatron-core needs process groups even for one rank."""
+
+    def model():
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        return build(1, **options)
+
+    return model
+
+
+def buffered(model):
+    return DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+
+
+def replicas(build, ep, prepare=buffered, **options):
+    return lambda mesh: prepare(build(ep, **options))
+
+
+def layer_loss(model, x):
+    output, _ = model(x)
+    return output.square().mean()
+
+
+def loss(model, ids, positions, mask):
+    return model(ids, positions, mask, labels=ids).mean()
+
+
+class Step(gg.train_step):
+    """Each rank has the mean loss of its own tokens."""
+
+    def __init__(self, loss_fn, synchronised=True):
+        super().__init__(loss_fn)
+        self.synchronised = synchronised
+
+    def __call__(self, model, **inputs):
+        if not isinstance(model, DistributedDataParallel):
+            return super().__call__(model, **inputs)
+        loss = self.loss_fn(model, **inputs)
+        loss.backward()
+        if self.synchronised:
+            finalize_model_grads([model])
+        return {"loss": loss.detach(), "grads": {name: p.main_grad for name, p in model.module.named_parameters()}}
+
+
+def verify_layer(distributed, step=None, ep=2, outputs=None, **options):
+    return gg.verify_model(
+        sequential=alone(layer, **options),
+        distributed=distributed,
+        step=step or Step(layer_loss),
+        mesh={"ep": ep},
+        inputs={"x": gg.Input((SEQUENCE, BATCH, HIDDEN), gg.Shard(0))},
+        outputs=outputs or {"loss": gg.Partial("avg")},
+    )
+
+
+@gg.check
+def output_of_the_layer():
+    def forward(model, x):
+        return model(x)[0]
+
+    return verify_layer(replicas(layer, 2, prepare=named), forward, outputs={"out": gg.Shard(0)})
+
+
+@gg.check
+def experts_on_two_ranks():
+    return verify_layer(replicas(layer, 2))
+
+
+@gg.check
+def experts_on_four_ranks():
+    eight = {"num_moe_experts": 8, "moe_expert_capacity_factor": 8 / CHOSEN}
+    return verify_layer(replicas(layer, 4, **eight), ep=4, **eight)
+
+
+@gg.check
+def gpt_with_experts():
+    def split(*shape, high, dtype=torch.int64):
+        return gg.Input((BATCH, *shape), gg.Shard(0), dtype, low=0, high=high)
+
+    return gg.verify_model(
+        sequential=alone(gpt),
+        distributed=replicas(gpt, 2),
+        step=Step(loss),
+        mesh={"ep": 2},
+        inputs={
+            "ids": split(SEQUENCE, high=VOCABULARY), "positions": split(SEQUENCE, high=SEQUENCE),
+            "mask": gg.Input((BATCH, 1, SEQUENCE, SEQUENCE), gg.Shard(0), torch.bool),
+        },
+        outputs={"loss": gg.Partial("avg")},
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- faults
+@gg.check(expect="refuted")
+def tokens_are_dropped_by_each_rank():
+    """A capacity of half the tokens: of which ones is chosen among a rank's own on the ranks, among all on one."""
+    return verify_layer(replicas(layer, 2, moe_expert_capacity_factor=1.0))
+
+
+@gg.check(expect="refuted")
+def experts_are_averaged_like_replicas():
+    def averaged(model):
+        for parameter in model.parameters():
+            parameter.allreduce = True  # the library's mark of what every rank has
+        return buffered(model)
+
+    return verify_layer(replicas(layer, 2, prepare=averaged))
+
+
+@gg.check(expect="refuted")
+def gradients_are_not_finalized():
+    return verify_layer(replicas(layer, 2), Step(layer_loss, synchronised=False))
+
+
+@gg.check(expect="refuted")
+def results_are_not_sent_back():
+    """What the experts return stays on their rank."""
+
+    def kept(model, x):
+        if isinstance(model, DistributedDataParallel):
+            token_dispatcher.MoEAlltoAllTokenDispatcher.token_combine = lambda self, hidden_states, *args, **given: hidden_states
+        return layer_loss(model, x)
+
+    return verify_layer(replicas(layer, 2), Step(kept))
