@@ -15,6 +15,7 @@ NEEDS = {
     "megatron_gpt": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_distributed": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_pipeline": "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron_experts": "megatron.core.models.gpt.gpt_layer_specs",
     "accelerate_data_parallel": "accelerate", "deepspeed_data_parallel": "deepspeed",
 }  # fmt: skip
 # One check of each kind: the others differ from these in the plan or the mesh only, and `graphguard verify` runs them all.
@@ -30,6 +31,7 @@ PROVED = [
     "transformers_tp::mixtral",
     "megatron_gpt::gated_transformer_layer",
     "megatron_gpt::gpt_with_sequence_parallelism",
+    "megatron_experts::experts_on_two_ranks",
 ]
 if os.environ.get("GRAPHGUARD_TEST_CASES") == "all":
     PROVED = [

@@ -152,6 +152,22 @@ def test_scalars_are_parts_unless_every_trial_has_the_same_shares():
     assert not judged(total, share, inputs, trials=1).different  # any number is a share of any other
 
 
+def test_parts_are_no_shares_because_one_trial_outweighs_the_others():
+    """Inputs at a scale of 64 give a number that is larger by a factor of 10^20, and is a share of itself."""
+
+    def steep(x):
+        return (x * x).sum().square().square().square().sum()
+
+    def of_each(x):
+        return steep(x)
+
+    def summed(x):
+        return sum(steep(each) for each in x.chunk(2))
+
+    report = judged(summed, of_each, {"x": gg.Input((4, 6), Shard(0))}, outputs={"out": Partial()})
+    assert not report.different and report.conjecture
+
+
 def test_another_relation_than_the_stated_one_is_refuted():
     report = verify(product, product, SPLIT, outputs={"out": Replicate()})
     assert (report.verdict, report.findings[0].kind) == ("refuted", "unexpected-relation")

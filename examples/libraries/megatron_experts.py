@@ -1,8 +1,9 @@
-"""megatron-core: experts on their own ranks (MoELayer, all-to-all dispatcher), in its gradient buffers, with finalize_model_grads.
+"""megatron-core: experts on their own ranks (MoELayer, all-to-all dispatcher), with its gradient buffers and
+finalize_model_grads.
 
-Each rank routes its own tokens, two of four experts for each, and sends them to the experts. The shapes are those of any routing because
-experts are padded to their capacity; it is that of all tokens of a rank, so that none is dropped. The sequential program is the same
-layer on one rank.
+Each rank routes its own tokens, two of four experts for each, and sends them to the experts. The shapes do not depend on the
+routing because experts are padded to their capacity; it is that of all tokens of a rank, so that none is dropped. The
+sequential program is the same layer on one rank.
 """
 
 import torch
@@ -29,9 +30,11 @@ def config_of(ep, **options):
     model_parallel_cuda_manual_seed(1)
     given = {
         "num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 4, "expert_model_parallel_size": ep,
-        "num_moe_experts": EXPERTS, "ffn_hidden_size": HIDDEN, "moe_router_topk": CHOSEN, "moe_token_dispatcher_type": "alltoall",
+        "num_moe_experts": EXPERTS, "ffn_hidden_size": HIDDEN, "moe_router_topk": CHOSEN,
+        "moe_token_dispatcher_type": "alltoall",
         "moe_expert_capacity_factor": EXPERTS / CHOSEN, "moe_pad_expert_input_to_capacity": True,
-        "moe_router_load_balancing_type": "none", "add_bias_linear": False, "gated_linear_unit": True, "activation_func": F.silu,
+        "moe_router_load_balancing_type": "none", "add_bias_linear": False, "gated_linear_unit": True,
+        "activation_func": F.silu,
         "attention_dropout": 0.0, "hidden_dropout": 0.0, "bias_dropout_fusion": False, "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False, "persist_layer_norm": False, "apply_rope_fusion": False,
     }  # fmt: skip
@@ -179,7 +182,9 @@ def results_are_not_sent_back():
 
     def kept(model, x):
         if isinstance(model, DistributedDataParallel):
-            token_dispatcher.MoEAlltoAllTokenDispatcher.token_combine = lambda self, hidden_states, *args, **given: hidden_states
+            token_dispatcher.MoEAlltoAllTokenDispatcher.token_combine = lambda self, hidden_states, *args, **given: (
+                hidden_states
+            )
         return layer_loss(model, x)
 
     return verify_layer(replicas(layer, 2), Step(kept))

@@ -43,6 +43,7 @@ NOT_LOCATED = frozenset({
     "ring-flash-fault-half",
     "ring-flash-fault-old-log",
     "ring-flash-fault-other-share",
+    "routes-fault-capacity",
     "routes-fault-weights",
     "tensor-fault-product-axis",
     "tensor-fault-product-layers",

@@ -109,6 +109,39 @@ def picked_from_own_tokens(x, router, up, down, dy):
     return {"y": y.detach(), "grads": summed(gradients(y, p, dy), ("router",))}
 
 
+# ---------------------------------------------------------------------- experts that are filled up to their capacity
+def places_of(gates, capacity):
+    """[expert, place]: the tokens that an expert takes, in their order."""
+    chosen = gates.topk(capacity, 0, sorted=False).indices  # fault: half of each rank's tokens, not half of all
+    taken = torch.zeros_like(gates).scatter(0, chosen, 1.0)
+    return taken.t().argsort(dim=-1, descending=True, stable=True)[:, :capacity]
+
+
+def filled_up(exchange, send_back, share=1):
+    """Two experts for each token. Where an expert has a place for every token it has them all, and a gate of 0 for most."""
+
+    def program(x, router, up, down, dy):
+        p = leaves({"x": x, "router": router, "up": up, "down": down})
+        best, experts = torch.softmax(p["x"] @ p["router"], -1).topk(2, -1)
+        gates = torch.zeros(x.size(0), EXPERTS, dtype=x.dtype).scatter(1, experts, best)
+        tokens = places_of(gates.detach(), x.size(0) // share)
+        rows = send_back(mlp(exchange(p["x"][tokens]), p["up"], p["down"]))
+        rows = rows * gates.t().gather(1, tokens).unsqueeze(-1)
+        y = torch.zeros_like(x).index_add(0, tokens.flatten(), rows.flatten(0, 1))
+        grads = gradients(y, p, dy)
+        return {"y": y.detach(), "grads": summed(grads, ("router",)) if dist.is_initialized() else grads}
+
+    return program
+
+
+def all_here(rows):
+    return rows
+
+
+def filled_up_ep(share=1):
+    return filled_up(lambda rows: to_experts(rows, None), lambda rows: from_experts(rows, None), share)
+
+
 # ---------------------------------------------------------------------- orders by expert
 def round_robin(x, up, down, dy):
     """Token t goes to expert t % EXPERTS."""
@@ -270,6 +303,7 @@ def correct():
     for ep in (2, 4):
         yield case_of("sources", by_source(ep), by_source_ep, ep)
         yield case_of("experts-choice", picked_by_experts, picked_by_experts_ep, ep, data={})
+        yield case_of("filled-up", filled_up(all_here, all_here), filled_up_ep(), ep)
         yield case_of("round-robin", round_robin, round_robin_ep, ep, router=False)
         yield case_of("round-robin-sorted", round_robin, round_robin_sorted_ep, ep, router=False)
         yield case_of("unequal", unequal, unequal_ep_with(by_expert_and_back), ep, router=False, tokens=8 * ep)
@@ -280,6 +314,8 @@ def faults():
     yield faulty(base, "routes-fault-weights", blended_tp_with(of_all, own_weights), "each rank has its part of the gradient")
     base = case_of("", by_source(2), None, 2)
     yield faulty(base, "routes-fault-share", dropped_tokens_weighed, "scaled by the share that was kept")
+    base = case_of("", filled_up(all_here, all_here, share=2), None, 2)
+    yield faulty(base, "routes-fault-capacity", filled_up_ep(share=2), "half of each rank's tokens, not half of all")
     base = case_of("", picked_by_experts, None, 2)
     yield faulty(base, "routes-fault-choice", picked_from_own_tokens, "the best of each rank, not the best of all")
     base = case_of("", round_robin, None, 2, router=False)
