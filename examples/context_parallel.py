@@ -57,13 +57,77 @@ def balanced_attention(q, k, v):
     return causal_attention(q, gather(k), gather(v), mine, everywhere)
 
 
+def verify(program, ranks):
+    inputs = {name: gg.Input((SEQUENCE, HEADS, HEAD), Shard(0)) for name in ("q", "k", "v")}
+    return gg.verify(attention, program, mesh={"cp": ranks}, inputs=inputs, outputs={"out": Shard(0)})
+
+
 @gg.check
 def gathered_keys():
-    inputs = {name: gg.Input((SEQUENCE, HEADS, HEAD), Shard(0)) for name in ("q", "k", "v")}
-    return gg.verify(attention, cp_attention, mesh={"cp": 4}, inputs=inputs, outputs={"out": Shard(0)})
+    return verify(cp_attention, 4)
 
 
 @gg.check
 def balanced_chunks():
     inputs = {name: gg.Input((SEQUENCE, HEADS, HEAD), local=two_ends) for name in ("q", "k", "v")}
     return gg.verify(attention, balanced_attention, mesh={"cp": 2}, inputs=inputs, outputs={"out": two_ends})
+
+
+# ---------------------------------------------------------------------- and what goes wrong
+def own_positions(q, k, v):
+    mine = torch.arange(q.size(0))
+    # fault: positions_from_zero_on_each_rank
+    q, k = rotate(q, mine), rotate(k, mine)
+    return causal_attention(q, gather(k), gather(v), mine, torch.arange(SEQUENCE))
+
+
+def own_mask(q, k, v):
+    mine = dist.get_rank() * q.size(0) + torch.arange(q.size(0))
+    q, k = rotate(q, mine), rotate(k, mine)
+    # fault: mask_of_the_first_rank
+    return causal_attention(q, gather(k), gather(v), torch.arange(q.size(0)), torch.arange(SEQUENCE))
+
+
+def keys_not_rotated(q, k, v):
+    mine = dist.get_rank() * q.size(0) + torch.arange(q.size(0))
+    # fault: keys_gathered_unrotated
+    return causal_attention(rotate(q, mine), gather(k), gather(v), mine, torch.arange(SEQUENCE))
+
+
+def own_keys(q, k, v):
+    mine = dist.get_rank() * q.size(0) + torch.arange(q.size(0))
+    # fault: keys_of_one_rank
+    return causal_attention(rotate(q, mine), rotate(k, mine), v, mine, mine)
+
+
+def summed_keys(q, k, v):
+    mine = dist.get_rank() * q.size(0) + torch.arange(q.size(0))
+    q, k = rotate(q, mine), rotate(k, mine)
+    # fault: keys_added_up
+    dist.all_reduce(k), dist.all_reduce(v)
+    return causal_attention(q, k, v, mine, mine)
+
+
+@gg.check(expect="refuted")
+def positions_from_zero_on_each_rank():
+    return verify(own_positions, 2)
+
+
+@gg.check(expect="refuted")
+def mask_of_the_first_rank():
+    return verify(own_mask, 2)
+
+
+@gg.check(expect="refuted")
+def keys_gathered_unrotated():
+    return verify(keys_not_rotated, 2)
+
+
+@gg.check(expect="refuted")
+def keys_of_one_rank():
+    return verify(own_keys, 2)
+
+
+@gg.check(expect="refuted")
+def keys_added_up():
+    return verify(summed_keys, 2)

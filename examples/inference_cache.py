@@ -35,22 +35,36 @@ class Quantised(Plain):
         return super().add(integers.to(new.dtype) * scale)
 
 
-def decode(tokens, cache, table, wq, wk, wv, wo, head):
-    """One call of the model: what is new attends to itself and to what the cache has."""
-    x = table[tokens]
-    q, k, v = ((x @ w).unflatten(-1, (-1, HEAD)).transpose(1, 2) for w in (wq, wk, wv))
-    k, v = cache[0].add(k), cache[1].add(v)
-    seen = torch.arange(k.size(2)) <= torch.arange(k.size(2) - q.size(2), k.size(2))[:, None]
-    scores = (q @ k.mT / math.sqrt(HEAD)).masked_fill(~seen, -math.inf)
-    out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ wo
+def summed(x):
     if dist.is_initialized():
-        dist.all_reduce(out)
-    logits = (x + out) @ head
+        dist.all_reduce(x)
+    return x
+
+
+def gathered(logits):
     if not dist.is_initialized():
         return logits
     parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, logits)
     return torch.cat(parts, -1)
+
+
+def seen_keys(queries, keys):
+    return torch.arange(keys) <= torch.arange(keys - queries, keys)[:, None]
+
+
+def with_residual(x, out):
+    return x + summed(out)
+
+
+def decode(tokens, cache, table, wq, wk, wv, wo, head, seen=seen_keys, leave=with_residual):
+    """One call of the model: what is new attends to itself and to what the cache has."""
+    x = table[tokens]
+    q, k, v = ((x @ w).unflatten(-1, (-1, HEAD)).transpose(1, 2) for w in (wq, wk, wv))
+    k, v = cache[0].add(k), cache[1].add(v)
+    scores = (q @ k.mT / math.sqrt(HEAD)).masked_fill(~seen(q.size(2), k.size(2)), -math.inf)
+    out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ wo
+    return gathered(leave(x, out) @ head)
 
 
 def generate(cache, prompt, token, **weights):
@@ -92,3 +106,80 @@ def cache_of_own_heads():
 @gg.check
 def quantised_cache():
     return gg.verify(quantised, quantised, **ARGS)
+
+
+# ---------------------------------------------------------------------- and what goes wrong
+class Overwriting(Plain):
+    def add(self, new):
+        # fault: new_token_takes_the_first_place
+        self.held = new if self.held is None else torch.cat([new, self.held[:, :, 1:]], 2)
+        return self.held
+
+
+class OneScale(Plain):
+    """One scale for all heads of a token, where a rank sees its own heads only."""
+
+    def add(self, new):
+        # fault: scale_of_own_heads
+        scale = new.abs().amax((1, 3), keepdim=True) / 127
+        return super().add((new / scale).round() * scale)
+
+
+def seen_from_zero(queries, keys):
+    # fault: new_token_sees_the_first_key_alone
+    return torch.arange(keys) <= torch.arange(queries)[:, None]
+
+
+def residual_on_every_rank(x, out):
+    # fault: residual_counts_once_per_rank
+    return summed(x + out)
+
+
+def never_summed(x, out):
+    # fault: heads_of_one_rank
+    return x + out
+
+
+def one_scale(**inputs):
+    return generate(OneScale, **inputs)
+
+
+def overwriting(**inputs):
+    return generate(Overwriting, **inputs)
+
+
+def masked_from_zero(**inputs):
+    return generate(Plain, seen=seen_from_zero, **inputs)
+
+
+def residual_twice(**inputs):
+    return generate(Plain, leave=residual_on_every_rank, **inputs)
+
+
+def unsummed(**inputs):
+    return generate(Plain, leave=never_summed, **inputs)
+
+
+@gg.check(expect="refuted")
+def new_token_takes_the_first_place():
+    return gg.verify(plain, overwriting, **ARGS)
+
+
+@gg.check(expect="refuted")
+def scale_of_own_heads():
+    return gg.verify(one_scale, one_scale, **ARGS)
+
+
+@gg.check(expect="refuted")
+def new_token_sees_the_first_key_alone():
+    return gg.verify(plain, masked_from_zero, **ARGS)
+
+
+@gg.check(expect="refuted")
+def residual_counts_once_per_rank():
+    return gg.verify(plain, residual_twice, **ARGS)
+
+
+@gg.check(expect="refuted")
+def heads_of_one_rank():
+    return gg.verify(plain, unsummed, **ARGS)

@@ -51,7 +51,13 @@ def by_columns(x, w, a, b):
 
 def gradient_of_a_in_parts(x, w, a, b):
     x = Copy.apply(x)
+    # fault: gradient_of_the_narrow_matrix_is_not_summed
     return F.linear(x, w) + ALPHA * F.linear(F.linear(x, a), b)
+
+
+def gradient_of_x_in_parts(x, w, a, b):
+    # fault: gradient_of_the_input_is_not_summed
+    return F.linear(x, w) + ALPHA * F.linear(Copy.apply(F.linear(x, a)), b)
 
 
 def by_rows(x, w, a, b):
@@ -59,10 +65,12 @@ def by_rows(x, w, a, b):
 
 
 def summed_twice(x, w, a, b):
+    # fault: narrow_product_is_summed_twice
     return Sum.apply(F.linear(x, w) + ALPHA * F.linear(Sum.apply(F.linear(x, a)), b))
 
 
 def never_summed(x, w, a, b):
+    # fault: narrow_product_is_not_summed
     return Sum.apply(F.linear(x, w)) + ALPHA * F.linear(F.linear(x, a), b)
 
 
@@ -104,6 +112,11 @@ def beside_rows():
 @gg.check(expect="refuted")
 def gradient_of_the_narrow_matrix_is_not_summed():
     return check(gradient_of_a_in_parts, COLUMNS)
+
+
+@gg.check(expect="refuted")
+def gradient_of_the_input_is_not_summed():
+    return check(gradient_of_x_in_parts, COLUMNS)
 
 
 @gg.check(expect="refuted")

@@ -32,6 +32,14 @@ class Gather(torch.autograd.Function):
         return own, None, None
 
 
+class GatherWithoutSum(Gather):
+    @staticmethod
+    def backward(ctx, grad):
+        # fault: gradients_of_own_blocks_alone
+        own = grad.chunk(dist.get_world_size(ctx.group), ctx.dim)[dist.get_rank(ctx.group)]
+        return own, None, None
+
+
 class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -57,14 +65,21 @@ def in_layers(a, b, mesh):
 
 
 def gathered_along_the_column(a, b, mesh):
+    # fault: blocks_of_the_wrong_group
     return Gather.apply(a, 1, mesh.get_group("row")) @ Gather.apply(b, 0, mesh.get_group("row"))
 
 
+def gathered_without_sum(a, b, mesh):
+    return GatherWithoutSum.apply(a, 1, mesh.get_group("col")) @ Gather.apply(b, 0, mesh.get_group("row"))
+
+
 def layers_side_by_side(a, b, mesh):
+    # fault: layers_that_are_not_summed
     return in_blocks(a, b, mesh)
 
 
 def layers_averaged(a, b, mesh):
+    # fault: layers_that_are_averaged
     return Sum.apply(in_blocks(a, b, mesh), mesh.get_group("layer")) / mesh.size(0)
 
 
@@ -112,6 +127,11 @@ def two_and_a_half_directions():
 @gg.check(expect="refuted")
 def blocks_of_the_wrong_group():
     return check(gathered_along_the_column, {"row": 2, "col": 2})
+
+
+@gg.check(expect="refuted")
+def gradients_of_own_blocks_alone():
+    return check(gathered_without_sum, {"row": 1, "col": 2})
 
 
 @gg.check(expect="refuted")

@@ -26,11 +26,18 @@ def by_sums(x):
 
 
 def by_means(x):
+    # fault: means_of_unequal_batches, means_in_the_backward
     return summed(x.mean(0)) / dist.get_world_size()
 
 
 def by_own(x):
+    # fault: gradient_of_own_statistics
     return x.mean(0)
+
+
+def by_own_count(x):
+    # fault: divided_by_own_count
+    return summed(x.sum(0)) / x.size(0)
 
 
 class BatchNorm(torch.autograd.Function):
@@ -93,10 +100,15 @@ def means_of_unequal_batches():
 
 
 @gg.check(expect="refuted")
-def means_of_unequal_batches_in_the_backward():
+def means_in_the_backward():
     return check(5, by_sums, by_means)
 
 
 @gg.check(expect="refuted")
 def gradient_of_own_statistics():
     return check(6, by_sums, by_own)
+
+
+@gg.check(expect="refuted")
+def divided_by_own_count():
+    return check(5, by_own_count, by_sums)

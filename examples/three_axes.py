@@ -70,6 +70,25 @@ def loss_on_mesh(x, target, qkv, out, mesh):
     return F.mse_loss(Sum.apply(y, tp), target)
 
 
+def positions_of_all_ranks(x, target, qkv, out, mesh):
+    cp, tp = mesh.get_group("cp"), mesh.get_group("tp")
+    q, k, v = heads(x, qkv)
+    k, v = GatherTokens.apply(k, cp), GatherTokens.apply(v, cp)
+    first = dist.get_rank() * x.size(1)
+    # fault: position_from_the_global_rank
+    y = torch.einsum("bntd,ndh->bth", attention(q, k, v, first), out)
+    return F.mse_loss(Sum.apply(y, tp), target)
+
+
+def summed_over_context(x, target, qkv, out, mesh):
+    cp = mesh.get_group("cp")
+    q, k, v = heads(x, qkv)
+    k, v = GatherTokens.apply(k, cp), GatherTokens.apply(v, cp)
+    y = torch.einsum("bntd,ndh->bth", attention(q, k, v, dist.get_rank(cp) * x.size(1)), out)
+    # fault: heads_summed_over_another_axis
+    return F.mse_loss(Sum.apply(y, cp), target)
+
+
 def step(x, target, qkv, out):
     qkv.requires_grad_(), out.requires_grad_()
     loss = loss_of(x, target, qkv, out)
@@ -77,7 +96,7 @@ def step(x, target, qkv, out):
     return {"loss": loss.detach(), "qkv": qkv.detach() - LR * qkv.grad, "out": out.detach() - LR * out.grad}
 
 
-def step_on_mesh(axes):
+def step_on_mesh(axes, loss_on_mesh):
     """Gradients are averaged over these axes."""
 
     def program(x, target, qkv, out, mesh):
@@ -87,18 +106,19 @@ def step_on_mesh(axes):
         mean = loss.detach().clone()
         for each in (mean, qkv.grad, out.grad):
             for axis in axes:
+                # fault: averaged_over_data_alone, averaged_over_heads_too
                 dist.all_reduce(each, op=dist.ReduceOp.AVG, group=mesh.get_group(axis))
         return {"loss": mean, "qkv": qkv.detach() - LR * qkv.grad, "out": out.detach() - LR * out.grad}
 
     return program
 
 
-def check(axes=("dp", "cp"), dp=2, cp=2, tp=2):
+def check(axes=("dp", "cp"), loss=loss_on_mesh, dp=2, cp=2, tp=2):
     tokens = gg.Input((BATCH, TOKENS, HIDDEN), {"dp": Shard(0), "cp": Shard(1)})
     qkv, out = {"tp": Shard(2)}, {"tp": Shard(0)}
     return gg.verify(
         step,
-        step_on_mesh(axes),
+        step_on_mesh(axes, loss),
         mesh={"dp": dp, "cp": cp, "tp": tp},
         inputs={
             "x": tokens,
@@ -123,3 +143,13 @@ def averaged_over_data_alone():
 @gg.check(expect="refuted")
 def averaged_over_heads_too():
     return check(axes=("dp", "cp", "tp"), dp=1, cp=1)
+
+
+@gg.check(expect="refuted")
+def position_from_the_global_rank():
+    return check(loss=positions_of_all_ranks, dp=2, cp=1, tp=1)
+
+
+@gg.check(expect="refuted")
+def heads_summed_over_another_axis():
+    return check(loss=summed_over_context, dp=1, cp=1)

@@ -33,11 +33,16 @@ def summed(x):
     return x
 
 
+def own_labels(logits, column, foreign):
+    """The logits of the labels, each from the rank that has its word."""
+    return summed(logits.gather(-1, column[:, None])[:, 0].masked_fill(foreign, 0.0))
+
+
 class CrossEntropy(torch.autograd.Function):
     """Of logits whose columns are split."""
 
     @staticmethod
-    def forward(ctx, logits, target):
+    def forward(ctx, logits, target, pick):
         largest = logits.amax(-1)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         weights = (logits - largest[:, None]).exp()
@@ -45,7 +50,7 @@ class CrossEntropy(torch.autograd.Function):
         column = target - dist.get_rank() * ROWS
         foreign = (column < 0) | (column >= ROWS)
         column = column.masked_fill(foreign, 0)
-        chosen = summed(logits.gather(-1, column[:, None])[:, 0].masked_fill(foreign, 0.0))
+        chosen = pick(logits, column, foreign)
         ctx.save_for_backward(weights / total[:, None], column, foreign)
         return (total.log() + largest - chosen).mean()
 
@@ -53,49 +58,73 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx, grad):
         softmax, column, foreign = ctx.saved_tensors
         own = (~foreign).to(softmax.dtype)[:, None]
-        return softmax.scatter_add(-1, column[:, None], -own) * grad / softmax.size(0), None
+        return softmax.scatter_add(-1, column[:, None], -own) * grad / softmax.size(0), None, None
 
 
 def words_here():
     return min(ROWS, max(0, WORDS - dist.get_rank() * ROWS))
 
 
-def head(hide):
+def head(logits_of, entropy=CrossEntropy, pick=own_labels):
     def program(h, weight, target):
         weight.requires_grad_()
-        loss = CrossEntropy.apply(hide(h @ weight.t()), target)
+        loss = entropy.apply(logits_of(h, weight), target, pick)
         loss.backward()
         return {"loss": loss.detach(), "weight": weight.grad}
 
     return program
 
 
-def without_padding(logits):
-    return logits.masked_fill(torch.arange(ROWS) >= words_here(), float("-inf"))
+def without_padding(h, weight):
+    return (h @ weight.t()).masked_fill(torch.arange(ROWS) >= words_here(), float("-inf"))
 
 
-def as_zeros(logits):
-    return logits  # a row of zeros gives a logit of 0, and exp(0) is 1
+def as_zeros(h, weight):
+    """A row of zeros gives a logit of 0, and exp(0) is 1."""
+    # fault: padding_counts_in_the_softmax
+    return h @ weight.t()
 
 
-def on_every_rank(logits):
+def on_every_rank(h, weight):
     """As if each rank had padding, not the last one alone."""
-    return logits.masked_fill(torch.arange(ROWS) >= WORDS // RANKS, float("-inf"))
+    # fault: words_are_taken_for_padding
+    return (h @ weight.t()).masked_fill(torch.arange(ROWS) >= WORDS // RANKS, float("-inf"))
 
 
-def check(hide):
+def as_zero_logits(h, weight):
+    """What is hidden must not count, and a logit of 0 does."""
+    # fault: padding_is_hidden_by_zeros
+    return (h @ weight.t()).masked_fill(torch.arange(ROWS) >= words_here(), 0.0)
+
+
+def all_labels(logits, column, foreign):
+    """The labels whose words are on other ranks are taken for words here."""
+    # fault: labels_of_other_ranks_count
+    return summed(logits.gather(-1, column[:, None])[:, 0])
+
+
+class ForeignLabels(CrossEntropy):
+    @staticmethod
+    def backward(ctx, grad):
+        softmax, column, _ = ctx.saved_tensors
+        one = torch.ones_like(softmax[:, :1])
+        # fault: gradient_of_foreign_labels
+        return softmax.scatter_add(-1, column[:, None], -one) * grad / softmax.size(0), None, None
+
+
+def check(logits_of=without_padding, **parts):
     inputs = {
         "h": gg.Input((TOKENS, HIDDEN)),
         "weight": gg.Input((WORDS, HIDDEN), local=padded),
         "target": gg.Input((TOKENS,), dtype=torch.int64, low=0, high=WORDS),
     }
     outputs = {"loss": Replicate(), "weight": padded}
-    return gg.verify(loss, head(hide), mesh={"tp": RANKS}, inputs=inputs, outputs=outputs)
+    return gg.verify(loss, head(logits_of, **parts), mesh={"tp": RANKS}, inputs=inputs, outputs=outputs)
 
 
 @gg.check
 def padded_vocabulary():
-    return check(without_padding)
+    return check()
 
 
 @gg.check(expect="refuted")
@@ -106,3 +135,18 @@ def padding_counts_in_the_softmax():
 @gg.check(expect="refuted")
 def words_are_taken_for_padding():
     return check(on_every_rank)
+
+
+@gg.check(expect="refuted")
+def padding_is_hidden_by_zeros():
+    return check(as_zero_logits)
+
+
+@gg.check(expect="refuted")
+def labels_of_other_ranks_count():
+    return check(pick=all_labels)
+
+
+@gg.check(expect="refuted")
+def gradient_of_foreign_labels():
+    return check(entropy=ForeignLabels)

@@ -1,5 +1,7 @@
 """What comes of the example gallery: one row per check, and the page of bugs (BUGS.md) that is made of them.
 
+In a file of `examples`, a comment `# fault: NAME` stands above the line that is wrong in the check of that name.
+
 A file below `examples/bugs` has two programs, the faulty one and its repair. Its constant BUG_LINE is the text of the
 faulty line. The first line of its docstring says who reported the bug and what was wrong; a last paragraph `Also: ...` names
 further reports of the same fault.
@@ -52,8 +54,8 @@ class Row:
     @property
     def place(self) -> int | None:
         """Which of the named lines is the faulty one, from 1; None if it is none of the first two."""
-        at = fault_line(self.file)
-        places = [number for number, (file, line) in enumerate(self.named[:2], 1) if same_file(file, self.file) and line == at]
+        at = fault_lines(self.file, self.name)
+        places = [number for number, (file, line) in enumerate(self.named[:2], 1) if same_file(file, self.file) and line in at]
         return places[0] if places else None
 
 
@@ -106,6 +108,14 @@ def fault_line(file: str) -> int | None:
     ]
     lines = [number for number, line in enumerate(text.splitlines(), 1) if faults and line.strip() == faults[0]]
     return lines[0] if len(lines) == 1 else None
+
+
+def fault_lines(file: str, check: str) -> list[int]:
+    """The lines below a mark, `# fault: NAME`, with the name of that check; or the one that BUG_LINE has the text of."""
+    marks = (re.match(r" *# fault: ([\w, ]+)$", line) for line in Path(file).read_text(encoding="utf-8").splitlines())
+    marked = [number + 1 for number, mark in enumerate(marks, 1) if mark is not None and check in mark[1].split(", ")]
+    line = fault_line(file)
+    return marked or ([line] if line is not None else [])
 
 
 def headline(file: str) -> tuple[str, str]:

@@ -13,22 +13,52 @@ import pytest
 from graphguard import bugs, demo
 from graphguard.checks import find_checks
 from graphguard.cli import main
-from graphguard.gallery import GALLERY, Row, fault_line, headline, issues, reporters, row_of
+from graphguard.gallery import GALLERY, Row, fault_line, fault_lines, headline, issues, reporters, row_of
 
 BUGS = sorted((GALLERY / "bugs").glob("*.py"))
-RUN = BUGS if os.environ.get("GRAPHGUARD_TEST_CASES") == "all" else BUGS[::10]  # `make demo` runs them all, too
+STRATEGIES = sorted(GALLERY.glob("*.py"))
+ALL = os.environ.get("GRAPHGUARD_TEST_CASES") == "all"
+RUN = BUGS if ALL else BUGS[::10]  # `make demo` runs them all, too
 PAGE = Path(__file__).parent.parent / "BUGS.md"
 LONGEST = 92
 LOCATED = {"1st": 54, "2nd": 21}  # of the faulty lines: named first, named second
 REPORTS = 119  # pairs of a public report and a program that has its fault
 
 
+SEEDED = {  # faults of each family of strategies: at least four, each with the line that is to be named for it
+    "context_parallel": 5,
+    "expert_parallel": 5,
+    "pipeline_two_stages": 4,
+    "sync_batch_norm": 4,
+    "zero_sharded_step": 5,
+    "low_rank_adapters": 4,
+    "matrix_products": 4,
+    "uneven_sizes": 5,
+    "three_axes": 4,
+    "dropout": 4,
+    "inference_cache": 5,
+    "ring_attention": 1,
+}
+NAMED_LATER = {"results_in_the_order_of_experts", "padding_counts_in_the_softmax", "second_step_sees_old_parameters"}
+
+
 # ---------------------------------------------------------------------- the gallery itself
-@pytest.mark.parametrize("file", sorted(GALLERY.glob("*.py")), ids=lambda file: file.stem)
-def test_a_strategy_has_its_verdicts(file):
-    for check in find_checks(str(file)):
+@pytest.mark.parametrize("file", STRATEGIES, ids=lambda file: file.stem)
+def test_a_strategy_has_its_verdicts_and_the_faulty_lines_are_named(file):
+    checks = find_checks(str(file))
+    proved, wrong = ([check for check in checks if (check.expect == "refuted") is fault] for fault in (False, True))
+    for check in proved + (wrong if ALL else wrong[::4]):
         done = row_of(check.outcome())
         assert done.as_expected, f"{check}: {done.verdict}: {done.found}"
+        if fault_lines(str(file), check.name) and check.name not in NAMED_LATER:
+            assert done.place is not None, f"{check}: {done.named}"
+
+
+def test_every_family_has_its_seeded_faults():
+    faults = {file.stem: [check for check in find_checks(str(file)) if check.expect == "refuted"] for file in STRATEGIES}
+    marked = {stem: [each.name for each in found if fault_lines(each.file, each.name)] for stem, found in faults.items()}
+    assert {stem: len(names) for stem, names in marked.items() if names} == SEEDED
+    assert {name for names in marked.values() for name in names} >= NAMED_LATER
 
 
 @pytest.mark.parametrize("file", RUN, ids=lambda file: file.stem)
