@@ -1,6 +1,7 @@
 """Models of real libraries, built by ordinary code: what is captured computes what the library computes."""
 
 import importlib
+import os
 import re
 import sys
 
@@ -276,9 +277,13 @@ def test_megatron_data_parallelism_finalizes_to_the_gradients_of_one_rank(overla
 
 
 # ---------------------------------------------------------------------- deepspeed
-def test_a_deepspeed_engine_replays_as_the_library_on_gloo(monkeypatch):
+@pytest.mark.parametrize("stage", [0, 1, 2, 3] if os.environ.get("GRAPHGUARD_TEST_CASES") == "all" else [3])
+def test_a_deepspeed_engine_replays_as_the_library_on_gloo(stage, monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # before the import, which looks for devices
     deepspeed = pytest.importorskip("deepspeed")
+    for name in ("stage_1_and_2", "stage3"):  # imported once, not in every rank
+        importlib.import_module(f"deepspeed.runtime.zero.{name}")
+    buckets = {"reduce_bucket_size": 64, "allgather_bucket_size": 64, "stage3_prefetch_bucket_size": 16}
 
     def program(x, target, w):
         if dist.get_backend() == "gloo":
@@ -288,12 +293,15 @@ def test_a_deepspeed_engine_replays_as_the_library_on_gloo(monkeypatch):
             "train_micro_batch_size_per_gpu": 2,
             "gradient_clipping": 0.1,
             "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, **buckets},
+            "zero_allow_untested_optimizer": True,
         }
         engine = deepspeed.initialize(model=model, config=config, model_parameters=list(model.parameters()))[0]
         loss = torch.nn.functional.mse_loss(engine(x), target)
         engine.backward(loss)
         engine.step()
-        return {"loss": loss.detach(), "after": {name: p.detach().clone() for name, p in model.named_parameters()}}
+        with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
+            return {"loss": loss.detach(), "after": {name: p.detach().clone() for name, p in model.named_parameters()}}
 
     batch = Input((4, 4), Shard(0))
     assert_replays_as_gloo(program, 2, {"x": batch, "target": batch, "w": Input((58,))})
@@ -312,10 +320,14 @@ def test_a_library_that_the_program_imports_itself_is_adjusted(tmp_path, monkeyp
     assert sys.modules.pop("imported_late").answer == 7 and len(sys.meta_path) == before
 
 
-@pytest.mark.parametrize("library", ["torch", "megatron-core"])
+ADAPTED = {"torch": "torch", "megatron-core": "megatron.core.tensor_parallel.random", "deepspeed": "deepspeed"}
+
+
+@pytest.mark.parametrize("library", ADAPTED)
 def test_another_version_of_a_library_is_an_assumption_and_a_warning(library, monkeypatch):
-    if library == "megatron-core":
-        pytest.importorskip("megatron.core.tensor_parallel.random")
+    assert ADAPTED.keys() == versions.TESTED.keys()
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    pytest.importorskip(ADAPTED[library])
     monkeypatch.setitem(versions.TESTED, library, "0.0")
     statement = rf"{library} \d+\.\d+\.\d+ behaves as 0.0, with which its adjustments were tested"
     with pytest.warns(UserWarning, match=f"taken for granted: {statement}"):

@@ -17,6 +17,7 @@ NEEDS = {
     "megatron_pipeline": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_experts": "megatron.core.models.gpt.gpt_layer_specs",
     "accelerate_data_parallel": "accelerate", "deepspeed_data_parallel": "deepspeed",
+    "deepspeed_zero": "deepspeed",
 }  # fmt: skip
 # One check of each kind: the others differ from these in the plan or the mesh only, and `graphguard verify` runs them all.
 PROVED = [

@@ -128,6 +128,14 @@ class AliasTable:
             return self.read(cell)
         return self._emit(cell.step.look, (base,), *cell.geometry[1:4:2])
 
+    def numbers_behind(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor shows the bytes of (`view(torch.uint8)`), if it does: to send all bytes is to send the numbers."""
+        cell = self.cell(tensor)
+        if cell.parent is None or cell.step is None or cell.step.look.op != "aten.view.dtype":
+            return tensor
+        offset, shape, strides, dtype, *_ = cell.parent.geometry
+        return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), offset, shape, strides)
+
     def bind(self, tensor: torch.Tensor, value: Value) -> Cell:
         """A tensor over fresh memory holds this value."""
         untyped = tensor.untyped_storage()
