@@ -17,8 +17,8 @@ _USERS = ("deepspeed.runtime.utils", "deepspeed.runtime.zero.stage_1_and_2", "de
 
 
 def adjust_deepspeed(recorder: Recorder) -> None:
-    """deepspeed compiles a library to send over shared memory, broadcasts the bytes of parameters, and reads values: whether the
-    norm of the gradients is a number, and whether the ranks agree."""
+    """deepspeed compiles a library to send over shared memory, broadcasts the bytes of parameters, and reads values: whether
+    the norm of the gradients is a number, and whether the ranks agree."""
 
     def send_nothing(comm: Any) -> None:
         check_version(recorder, "deepspeed")
