@@ -227,6 +227,18 @@ def times_and_over_rows_of_nothing(s, v):
     return s * rows / rows
 
 
+def times_and_over_rows_of_which_the_second_is_nothing(s, v):
+    for hidden in (above_diagonal(8, 8), torch.ones(8, 8, dtype=torch.bool).tril()):
+        rows = s.exp().masked_fill(hidden, 0).sum(-1, keepdim=True)
+        s = s * rows / rows
+    return s
+
+
+def log_of_rows_of_nothing_minus_itself(s, v):
+    rows = s.exp().masked_fill(torch.ones(8, 8, dtype=torch.bool).tril(), 0).sum(-1, keepdim=True)  # the last is 0
+    return s + rows.log() - rows.log()
+
+
 def over_the_exp_of_a_masked_log(s, v):
     keep = (torch.arange(8) < 4).to(s.dtype)
     return s * keep * (-keep.log()).exp() * keep  # infinity times zero
@@ -303,6 +315,8 @@ def on_the_diagonal(s, v, scattered):
         (seen_from_row_two, merged_by_sigmoid_with_rows_of_nothing),
         (seen_from_row_two, the_other_way_with_rows_of_nothing),
         (scores_alone, times_and_over_rows_of_nothing),
+        (scores_alone, times_and_over_rows_of_which_the_second_is_nothing),
+        (scores_alone, log_of_rows_of_nothing_minus_itself),
         (kept_columns, over_the_exp_of_a_masked_log),
         (nothing, exp_of_infinities_that_cancel),
         (halves, halves_swapped),

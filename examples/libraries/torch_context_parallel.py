@@ -31,8 +31,8 @@ def step_of(method="allgather", loss_fn=loss, synchronised=True, balanced=True):
     return step
 
 
-def verify(step, ranks=2):
-    tokens = gg.Input((BATCH, SEQUENCE), dtype=torch.int64, low=0, high=VOCABULARY)
+def verify(step, ranks=2, sequence=SEQUENCE):
+    tokens = gg.Input((BATCH, sequence), dtype=torch.int64, low=0, high=VOCABULARY)
     names = [f"grads.{name}" for name, _ in Transformer().named_parameters()]
     return gg.verify_model(
         sequential=Transformer,
@@ -56,7 +56,12 @@ def ring():
 
 @gg.check
 def ring_on_four_ranks():
-    """Of parts one after another, which torch has no public option for."""
+    return verify(step_of("alltoall"), ranks=4, sequence=4 * 4)
+
+
+@gg.check
+def ring_of_parts_one_after_another():
+    """torch has no public option for these."""
     return verify(step_of("alltoall", balanced=False), ranks=4)
 
 

@@ -5,6 +5,7 @@ it has for images, which is torch's scaled_dot_product_attention.
 """
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +76,7 @@ def loss(model, ids, labels):
 
 
 def own_loss(model, ids, labels, deal=None):
-    """Of the tokens that torchtitan's trainer gives to this rank: parts of the sequence one after another."""
+    """Of the tokens that torchtitan's trainer gives to this rank: one part of the sequence, or as `deal` says."""
     if getattr(model, "dims", None) is None:
         return loss(model, ids, labels)
     positions = torch.arange(SEQUENCE).expand(BATCH, SEQUENCE)
@@ -125,6 +126,12 @@ def fully_sharded_over_tensor_parallelism():
 @gg.check
 def context_parallel():
     return verify(cp=2, loss_fn=own_loss)
+
+
+@gg.check
+def context_parallel_in_balance():
+    """Each rank has a part from the head of the sequence and one from its tail: torchtitan's default."""
+    return verify(cp=2, loss_fn=partial(own_loss, deal="headtail"))
 
 
 # ---------------------------------------------------------------------- faults

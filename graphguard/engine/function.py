@@ -13,8 +13,9 @@ from fractions import Fraction
 import numpy as np
 
 from graphguard.engine.definition import Part, Product
-from graphguard.engine.grid import Box, by_cell, covers
+from graphguard.engine.grid import Box, by_cell, covers, piecewise
 from graphguard.engine.lane import Lane, varies
+from graphguard.engine.positive import is_positive as is_positive_at
 from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
@@ -384,7 +385,7 @@ def instance(product: Product, axes: dict[int, Index]) -> tuple[Factor, ...]:
 
 def log(table: Table, value: Value) -> Value:
     """The log of positive factors is a sum of logs; log(exp(a)) is a."""
-    return by_weight(table, [folded(table, value)], lambda each: _log(table, each[0]))
+    return by_weight(table, [folded(table, value)], lambda each: piecewise(table, each[0], lambda piece: _log(table, piece)))
 
 
 def _log(table: Table, value: Value) -> Value:
@@ -394,7 +395,7 @@ def _log(table: Table, value: Value) -> Value:
         return apply(table, "log", [value])
     term = plain(table, value.terms)
     assert term is not None
-    if varies(term.weight) or term.coefficient <= 0 or not term.factors or not all(f.atom.positive for f in term.factors):
+    if varies(term.weight) or term.coefficient <= 0 or not term.factors or not _are_positive(table, term):
         return apply(table, "log", [value])
     parts: list[Value] = []
     for factor in term.factors:
@@ -402,6 +403,13 @@ def _log(table: Table, value: Value) -> Value:
     if term.coefficient != 1:
         parts.append(apply(table, "log", [constant(value.shape, term.coefficient, table)]))
     return add(table, parts)
+
+
+def _are_positive(table: Table, term: Term) -> bool:
+    """Whether every factor is above zero where the term reads it. The log of one factor is the same either way."""
+    if len(term.factors) == 1 and term.factors[0].power == 1:
+        return term.factors[0].atom.positive
+    return all(is_positive_at(table, factor, term.ranges, term.weight) for factor in term.factors)
 
 
 def _log_terms(table: Table, term: Term, factor: Factor) -> tuple[Term, ...]:

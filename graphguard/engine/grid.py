@@ -11,7 +11,7 @@ import numpy as np
 from graphguard.engine.lane import Lane, collapse, equal, everywhere
 from graphguard.engine.merge import merged
 from graphguard.engine.table import Table
-from graphguard.engine.term import Range, Term, Undescribed, Value
+from graphguard.engine.term import Range, Term, Undescribed, Value, extent
 from graphguard.engine.value import cut_term
 
 MOST_CELLS = 64
@@ -35,6 +35,24 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
         if settled is not None:
             terms.append(settled)
     return Value(shape, tuple(terms))
+
+
+def piecewise(table: Table, value: Value, work: Callable[[Value], Value]) -> Value:
+    """What is made of each cell as a tensor of its own, put together."""
+    if all(covers(term.box, value.shape) for term in value.terms):
+        return work(value)
+    terms: list[Term] = []
+    for cell, inside in in_cells(table, value):
+        shape = tuple(extent(span) for span in cell)
+        home = tuple((0, size) for size in shape)
+        piece = merged(table, [unmasked(term, cell).with_(box=home) for term in inside])
+        terms += [_moved(term, cell) for term in work(Value(shape, piece)).terms]
+    return Value(value.shape, tuple(terms))
+
+
+def _moved(term: Term, cell: Box) -> Term:
+    box = ((collapse(low + start), collapse(high + start)) for (low, high), (start, _) in zip(term.box, cell, strict=True))
+    return term.with_(box=tuple(box))
 
 
 def in_cells(table: Table, value: Value) -> Iterator[tuple[Box, list[Term]]]:

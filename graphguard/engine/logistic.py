@@ -8,7 +8,7 @@ log-sum-exps are weighed by their sums. And 1 / (1 + exp(-x)) is the sequential 
 from __future__ import annotations
 
 from graphguard.engine.function import apply, exp, log, power, settled_as_one, with_open_sum
-from graphguard.engine.grid import covers
+from graphguard.engine.grid import covers, piecewise
 from graphguard.engine.product import constant, multiply
 from graphguard.engine.sums import folded
 from graphguard.engine.table import Table
@@ -19,7 +19,7 @@ from graphguard.engine.value import add, scale
 def sigmoid(table: Table, value: Value) -> Value:
     """sigmoid(x), which is 1 - sigmoid(-x), and sigmoid(log A - log B) is A / (A + B)."""
     if any(_has_log(table, factor.atom) for term in value.terms for factor in term.factors):
-        return _share(table, folded(table, value)) or apply(table, "sigmoid", [value])
+        return piecewise(table, value, lambda each: _share(table, folded(table, each)) or apply(table, "sigmoid", [each]))
     found = apply(table, "sigmoid", [value])
     if table.recording:
         for term in found.terms:

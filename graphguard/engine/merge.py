@@ -35,7 +35,8 @@ from graphguard.engine.vanish import has_infinities
 
 Names = dict[Variable, Variable]
 Flags = np.bool_ | np.ndarray[Any, np.dtype[np.bool_]]
-MOST_TERMS = 32
+MOST_TERMS = 32  # of one part of a tensor
+MOST_TERMS_IN_ALL = 128  # of a buffer with many parameters in it
 MOST_ORDERS = 6
 MOST_ALIKE = 5  # factors of one atom, tried in other orders
 MOST_PARTS = 8  # of a sum that is taken apart
@@ -48,16 +49,17 @@ def merged(table: Table, terms: Sequence[Term]) -> tuple[Term, ...]:
     groups = _by_box(terms)
     if 1 < len(groups) < len(terms):  # what is summed in one place first: pieces that are joined hide what each is part of
         terms = [term for group in groups for term in _inserted(table, group)]
-    result = _inserted(table, terms)
+    most = min(MOST_TERMS * len(groups), MOST_TERMS_IN_ALL)
+    result = _inserted(table, terms, most)
     if len(result) > 1:
         ordered = ordered_by_lane(table, result)
         if ordered is not None:
-            result = _inserted(table, ordered)
+            result = _inserted(table, ordered, most)
     if len(result) > 1:
         parted = _parted(table, result)
         if parted is not None:
             parted = ordered_by_lane(table, parted) or parted
-            regrouped = _inserted(table, _inserted(table, parted, pairs=False))
+            regrouped = _inserted(table, _inserted(table, parted, most, pairs=False), most)
             result = regrouped if len(regrouped) <= len(result) else result
     return tuple(result)
 
@@ -67,7 +69,7 @@ def _by_box(terms: Sequence[Term]) -> list[list[Term]]:
     groups: list[list[Term]] = []
     for term in terms:
         for group in groups:
-            if all(_same(x, y) for x, y in zip(group[0].box, term.box, strict=True)):
+            if all(same_span(x, y) for x, y in zip(group[0].box, term.box, strict=True)):
                 group.append(term)
                 break
         else:
@@ -80,7 +82,7 @@ def _parted(table: Table, terms: Sequence[Term]) -> list[Term] | None:
     that were joined at a distance, before the part between them came, are joined anew."""
     found: list[Term] = []
     for term in terms:
-        like_one = any(len(o.ranges) + 1 == len(term.ranges) and _unstepped(o) == _unstepped(term) for o in terms)
+        like_one = any(len(o.ranges) + 1 == len(term.ranges) and unstepped(o) == unstepped(term) for o in terms)
         few = next((v for v in term.summed if _is_few(extent(term.ranges[v])) and _leaves_gaps(term, v)), None)
         found += _instances(table, term, few) if like_one and few is not None else [term]
     if len(found) == len(terms):
@@ -112,12 +114,12 @@ def _instances(table: Table, term: Term, variable: Variable) -> list[Term]:
     return [part for part in parts if part is not None]
 
 
-def _inserted(table: Table, terms: Sequence[Term], pairs: bool = True) -> list[Term]:
+def _inserted(table: Table, terms: Sequence[Term], most: int = MOST_TERMS, pairs: bool = True) -> list[Term]:
     result: list[Term] = []
     for term in terms:
         _insert(table, result, term, pairs)
-        if len(result) > MOST_TERMS:
-            raise Undescribed(f"a sum of more than {MOST_TERMS} terms")
+        if len(result) > most:
+            raise Undescribed(f"a sum of more than {most} terms")
     return result
 
 
@@ -179,7 +181,7 @@ def signature(term: Term) -> list[tuple[int, Fraction]]:
     return [(factor.atom.id, factor.power) for factor in term.factors]
 
 
-def _unstepped(term: Term) -> list[tuple[int, Fraction]]:
+def unstepped(term: Term) -> list[tuple[int, Fraction]]:
     """The signature without steps: blocks that a causal mask leaves whole have none."""
     return [(number, power) for number, power in signature(term) if number != STEP.id]
 
@@ -190,8 +192,8 @@ def same_term(a: Term, b: Term) -> bool:
         a.coefficient == b.coefficient
         and signature(a) == signature(b)
         and equal(a.weight, b.weight)
-        and all(_same(x, y) for x, y in zip(a.box, b.box, strict=True))
-        and any(all(_same(a.ranges[v], b.ranges[w]) for v, w in names.items()) for names, _ in matches(a, b))
+        and all(same_span(x, y) for x, y in zip(a.box, b.box, strict=True))
+        and any(all(same_span(a.ranges[v], b.ranges[w]) for v, w in names.items()) for names, _ in matches(a, b))
     )
 
 
@@ -239,7 +241,7 @@ def _renamed_like(a: Term, b: Term) -> Term | None:
     if a.coefficient != b.coefficient or signature(a) != signature(b) or varies(a.weight) or varies(b.weight):
         return None
     for names, other in matches(a, b, offsets=False):
-        if all(_same(a.ranges[v], other.ranges[w]) for v, w in names.items()):
+        if all(same_span(a.ranges[v], other.ranges[w]) for v, w in names.items()):
             return _renamed(a, other, names)
     return None
 
@@ -249,10 +251,10 @@ def _renamed_part(a: Term, b: Term) -> Term | None:
     have them."""
     if a.coefficient != b.coefficient or signature(a) != signature(b) or not _is_share(a.weight, b.weight):
         return None
-    if not all(_same(x, y) for x, y in zip(a.box, b.box, strict=True)):
+    if not all(same_span(x, y) for x, y in zip(a.box, b.box, strict=True)):
         return None
     for names, other in matches(a, b, offsets=False):
-        if all(v not in a.visible or _same(a.ranges[v], other.ranges[w]) for v, w in names.items()):
+        if all(v not in a.visible or same_span(a.ranges[v], other.ranges[w]) for v, w in names.items()):
             return _renamed(a, other, names)
     return None
 
@@ -312,10 +314,10 @@ def _joined(table: Table, a: Term, b: Term, pairs: bool) -> Term | None:
     if a.coefficient != b.coefficient and has_infinities(table, a):
         return None  # infinity minus infinity
     if (varies(a.weight) or varies(b.weight)) and everywhere((np.asarray(a.weight) * b.weight) == 0):
-        if not all(_same(x, y) for x, y in zip(a.box, b.box, strict=True)):
+        if not all(same_span(x, y) for x, y in zip(a.box, b.box, strict=True)):
             return None
         return next((_laned(a, each, names) for names, each in matches(a, b, offsets=False)), None)
-    boxes = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not _same(x, y)]
+    boxes = [d for d, (x, y) in enumerate(zip(a.box, b.box, strict=True)) if not same_span(x, y)]
     if len(boxes) > 1 or (boxes and a.coefficient != b.coefficient):
         return None
     dim = boxes[0] if boxes else None
@@ -548,5 +550,5 @@ def _reduced(a: Term, b: Term, names: Names, distances: list[list[Lane]], variab
     return None
 
 
-def _same(a: Range, b: Range) -> bool:
+def same_span(a: Range, b: Range) -> bool:
     return equal(a[0], b[0]) and equal(a[1], b[1])

@@ -33,6 +33,25 @@ def is_positive(table: Table, factor: Factor, ranges: Mapping[Variable, Range], 
         return True
     if factor.atom.kind not in ("sum", "lin") or not factor.atom.nonnegative:
         return False
+    answer = _is_positive(table, factor, ranges, weight)
+    if table.trace is not None:  # another mask may leave nothing at the same positions
+        table.trace.asked(_asked_again, (factor.atom.id,), answer, _Places(factor, ranges, weight))
+    return answer
+
+
+class _Places:
+    """Where a factor is read."""
+
+    def __init__(self, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane):
+        self.factor, self.ranges, self.weight = factor, ranges, weight
+
+
+def _asked_again(table: Table, ids: tuple[int, ...], places: _Places) -> bool:
+    factor = places.factor._replace(atom=table.by_id(*ids))
+    return _is_positive(table, factor, places.ranges, places.weight)
+
+
+def _is_positive(table: Table, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane) -> bool:
     mentioned = sorted(set(factor.variables()))
     held = [weight, *(index.offset for index in factor.at), *(bound for v in mentioned for bound in ranges[v])]
     lanes = next((len(number) for number in held if isinstance(number, np.ndarray)), 1)

@@ -6,12 +6,13 @@ same tensors, on the same range, equal when both are written out. So the two for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from graphguard.engine.expansion import equal_written_out
-from graphguard.engine.lane import collapse, equal, everywhere
+from graphguard.engine.lane import Lane, collapse, equal, everywhere
 from graphguard.engine.table import Table
-from graphguard.engine.term import FIRST_ID, ONE, Term, Undescribed, Value, extent
+from graphguard.engine.term import FIRST_ID, ONE, Factor, Term, Undescribed, Value, Variable, extent, substitute, variable_index
 from graphguard.engine.value import cut_term
 
 MOST_TRIES = 4
@@ -94,7 +95,8 @@ def _same_range(table: Table, known: Term, term: Term) -> Term | None:
         if len(mine) != 1:
             continue
         low, high = known.ranges[mine[0]]
-        start, stop = term.ranges[its[0]]
+        ahead = _distance(_places(table, known.factors, mine[0]), _places(table, term.factors, its[0]))
+        start, stop = (collapse(bound + ahead) for bound in term.ranges[its[0]])
         if equal(low, start) and equal(high, stop):
             continue
         if not (everywhere(start >= low) and everywhere(stop <= high)):
@@ -104,3 +106,23 @@ def _same_range(table: Table, known: Term, term: Term) -> Term | None:
         except Undescribed:
             return None
     return table.settle(part)
+
+
+def _places(table: Table, factors: Sequence[Factor], variable: Variable) -> dict[tuple[int, int], Lane]:
+    """At which offsets the tensors that a sum is made of are read along a variable, by tensor and dim."""
+    found: dict[tuple[int, int], Lane] = {}
+    for factor in factors:
+        if factor.atom.kind in ("lin", "sum"):
+            axes = {-1 - n: index for n, index in enumerate(factor.at)}
+            for product in table.definitions[factor.atom.id].operands[0]:
+                bound = {n: variable_index(next(table.names)) for n in range(len(product.extents))}
+                found |= _places(table, substitute(product.factors, axes | bound), variable)
+        elif factor.atom.id >= FIRST_ID:
+            found |= {(factor.atom.id, n): index.offset for n, index in enumerate(factor.at) if index.terms == ((variable, 1),)}
+    return found
+
+
+def _distance(known: dict[tuple[int, int], Lane], places: dict[tuple[int, int], Lane]) -> Lane:
+    """How far ahead of the one variable the other is: an atom's own positions may begin anywhere."""
+    place = min(known.keys() & places.keys(), default=None)
+    return 0 if place is None else collapse(places[place] - known[place])

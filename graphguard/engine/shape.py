@@ -9,7 +9,7 @@ from graphguard.engine.merge import merged
 from graphguard.engine.product import Layout
 from graphguard.engine.table import Table
 from graphguard.engine.term import IMPULSE, WINDOW, Factor, Index, Range, Term, Undescribed, Value, Variable, extent
-from graphguard.engine.value import concat, cut
+from graphguard.engine.value import concat, cut, joined_inside
 
 MOST_ROWS = 64
 Block = tuple[list[int], list[int]]  # old dims and new dims that hold the same elements
@@ -33,7 +33,7 @@ def reshape(table: Table, value: Value, shape: Sequence[int]) -> Value:
         if dim is None:
             raise
         return _row_by_row(table, value, shape, dim)
-    return Value(tuple(shape), merged(table, terms))
+    return joined_inside(table, Value(tuple(shape), merged(table, terms)))
 
 
 def _dim_of_rows(old: Sequence[Lane], new: Sequence[int]) -> int | None:

@@ -4,20 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import pairwise, permutations
 
 import numpy as np
 
 from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere, larger, smaller, take
-from graphguard.engine.merge import merged, same_term
+from graphguard.engine.merge import merged, same_span, same_term, unstepped
 from graphguard.engine.table import Table
 from graphguard.engine.term import Index, Range, Term, Undescribed, Value, Variable, extent
 
-__all__ = ["add", "concat", "cut", "permute", "same", "scale", "taken"]
+__all__ = ["add", "concat", "cut", "joined_inside", "permute", "same", "scale", "taken"]
 
 
 def add(table: Table, values: Sequence[Value]) -> Value:
     terms = [term for value in values for term in value.terms]
-    return Value(values[0].shape, merged(table, terms))
+    return joined_inside(table, Value(values[0].shape, merged(table, terms)))
+
+
+def joined_inside(table: Table, value: Value) -> Value:
+    """The value with terms that cover more than others which they go on from cut at the edges of those, where each cut term
+    then is part of a larger one: a sum over some elements everywhere, and over further ones, not as many, in each part."""
+    if len(value.terms) < 2:
+        return value
+    for wide, narrow in permutations(value.terms, 2):
+        dim = _dim_inside(wide, narrow)
+        if dim is None:
+            continue
+        rest = [term for term in value.terms if term is not wide]
+        parted = merged(table, [*rest, *_cut_at(table, wide, dim, narrow.box[dim])])
+        if len(parted) < len(value.terms):
+            return joined_inside(table, Value(value.shape, parted))
+    return value
+
+
+def _dim_inside(wide: Term, narrow: Term) -> int | None:
+    """The one dim in which a term covers less than another one that is like it, but for steps."""
+    if wide.coefficient != narrow.coefficient or unstepped(wide) != unstepped(narrow):
+        return None
+    apart = [dim for dim, (a, b) in enumerate(zip(wide.box, narrow.box, strict=True)) if not same_span(a, b)]
+    if len(apart) != 1:
+        return None
+    (low, high), (start, stop) = wide.box[apart[0]], narrow.box[apart[0]]
+    return apart[0] if everywhere(low <= start) and everywhere(stop <= high) else None
+
+
+def _cut_at(table: Table, term: Term, dim: int, span: Range) -> list[Term]:
+    low, high = term.box[dim]
+    edges = [0, collapse(span[0] - low), collapse(span[1] - low), collapse(high - low)]
+    parts = [part for start, stop in pairwise(edges) for part in _pieces(term, dim, start, stop)]
+    return [settled for settled in map(table.settle, parts) if settled is not None]
 
 
 def scale(value: Value, number: Fraction) -> Value:

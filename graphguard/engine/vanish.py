@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from graphguard.engine.definition import Definition
 from graphguard.engine.lane import varies
+from graphguard.engine.positive import is_positive
 from graphguard.engine.table import Table
-from graphguard.engine.term import Atom, Term, Value
+from graphguard.engine.term import Atom, Factor, Term, Value, substitute
 
 FINITE = ("finite",)  # the parameters of the largest of elements of which some are masked, but not all
 BOUNDED = frozenset({"exp", "sigmoid", "tanh", "argmax", "argmin", "topk_indices", "argsort"})  # numbers, even of infinities
@@ -93,4 +94,18 @@ def is_log_of_nothing(table: Table, term: Term) -> bool:
 
 def has_infinities(table: Table, value: Value | Term) -> bool:
     terms = value.terms if isinstance(value, Value) else (value,)
-    return any(may_be_infinite(table, factor.atom) for term in terms for factor in term.factors)
+    return any(
+        may_be_infinite(table, factor.atom) and not _is_log_of_weights(table, factor, term)
+        for term in terms
+        for factor in term.factors
+    )
+
+
+def _is_log_of_weights(table: Table, factor: Factor, term: Term) -> bool:
+    """Whether a log is of what is above zero wherever the term reads it: of a row of which a mask leaves some."""
+    definition = table.definitions[factor.atom.id]
+    if definition.name != "log" or len(definition.operands[0]) != 1 or definition.operands[0][0].extents:
+        return False
+    axes = {-1 - n: index for n, index in enumerate(factor.at)}
+    inside = substitute(definition.operands[0][0].factors, axes)
+    return all(is_positive(table, each, term.ranges, term.weight) for each in inside)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from cases.case import Case, faulty
-from cases.context import SCALE, attention_inputs, causal_step, full_step, leaves, with_gradients
+from cases.context import SCALE, SEQUENCE, attention_inputs, causal_step, full_step, leaves, with_gradients
 from cases.zigzag import zigzag
 from graphguard import Shard
 
@@ -183,7 +183,7 @@ def laid_out(name, sequential, distributed, size, layout):
 
 def in_order(name, sequential, distributed, size):
     split = {"cp": Shard(2)}
-    inputs = attention_inputs({"placement": Shard(2)})
+    inputs = attention_inputs({"placement": Shard(2)}, sequence=max(SEQUENCE, 2 * size))
     return Case(
         f"ring-flash-{name}", sequential, distributed, {"cp": size}, inputs, dict.fromkeys(("out", "dq", "dk", "dv"), split)
     )
@@ -214,4 +214,4 @@ def faults():
     return [faulty(case, f"ring-flash-fault-{name}", program, fault, stated=("*",)) for case, name, program, fault in seeded]
 
 
-CASES = [*[case for size in (2, 4) for case in correct(size)], *faults()]
+CASES = [*[case for size in (2, 4, 8) for case in correct(size)], *faults()]
