@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -274,6 +275,70 @@ def test_megatron_data_parallelism_finalizes_to_the_gradients_of_one_rank(overla
         del outputs["loss"]
         wanted = {path: part(tensor, outputs[path].shape, rank % 2) for path, tensor in expected.items()}
         assert_same(outputs, wanted, tolerance=1e-11, who=f"rank {rank}")
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "examples" / "libraries")
+
+
+def gradients_of(model, loss):
+    loss.backward()
+    return {"loss": loss.detach(), "grads": {name: parameter.grad for name, parameter in model.named_parameters()}}
+
+
+def test_megatron_experts_replay_as_the_library_on_gloo(examples):
+    pytest.importorskip("megatron.core.models.gpt.gpt_layer_specs")
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron_experts import layer, layer_loss
+
+    def program(x, w):
+        if dist.get_backend() == "gloo":
+            cuda_is_the_cpu()
+            moe_utils.te_general_gemm = None  # a name that is missing where Transformer Engine is
+            token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()
+        model = filled(layer(2, use_cpu_initialization=True).double(), w)
+        return gradients_of(model, layer_loss(model, x))
+
+    inputs = {"x": Input((4, 4, 8), Shard(0), torch.float64), "w": Input((1000,), dtype=torch.float64)}
+    assert_replays_as_gloo(program, 2, inputs, tolerance=1e-9)
+
+
+# ---------------------------------------------------------------------- torchtitan, accelerate
+def test_torchtitan_tensor_parallelism_replays_as_the_library_on_gloo(examples):
+    pytest.importorskip("torchtitan")
+    import torchtitan_llama as titan
+
+    def program(ids, w):
+        dims = {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 2, "pp": 1, "ep": 1, "world_size": 2}
+        if dist.get_backend() == "gloo":
+            sys.modules["torchtitan.distributed.parallel_dims"].device_type = "cpu"  # it lays meshes on GPUs
+        titan.set_spmd_backend("partial_dtensor")
+        planned = titan.config()
+        titan.set_llama3_sharding_config(planned, enable_sp=True)
+        model = planned.build()
+        model.init_states()
+        filled(model, w)
+        model.parallelize(titan.ParallelDims(**dims, spmd_backend="partial_dtensor"))
+        with titan.loss_parallel():
+            return gradients_of(model, titan.loss(model, ids, ids))
+
+    inputs = {"ids": Input((4, 8), dtype=torch.int64, high=32), "w": Input((4000,))}
+    assert_replays_as_gloo(program, 2, inputs, tolerance=1e-5)
+
+
+def test_an_accelerator_replays_as_the_library_on_gloo():
+    accelerate = pytest.importorskip("accelerate")
+
+    def program(x, target, w):
+        model = filled(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4)), w)
+        accelerator = accelerate.Accelerator(cpu=True)
+        loss = torch.nn.functional.mse_loss(accelerator.prepare_model(model)(x), target)
+        accelerator.backward(loss)
+        return {"loss": loss.detach(), "grads": {name: parameter.grad for name, parameter in model.named_parameters()}}
+
+    batch = Input((4, 4), Shard(0))
+    assert_replays_as_gloo(program, 2, {"x": batch, "target": batch, "w": Input((58,))})
 
 
 # ---------------------------------------------------------------------- deepspeed

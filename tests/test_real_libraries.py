@@ -63,6 +63,84 @@ LOCATED = {
 
 if os.environ.get("GRAPHGUARD_TEST_CASES") == "all":
     LOCATED |= {
+        "transformers_tp::llama_without_a_reduction": (
+            "unexplained-output", "tensor_parallel.py", "output = original_forward(*args, **kwargs)",
+        ),
+        "transformers_tp::mixtral_without_a_reduction": (
+            "unexplained-output", "tensor_parallel.py", "self.transform_output_post_forward(module, output, mesh)",
+        ),
+        "torch_tensor_parallel::norm_that_is_not_in_the_plan": (
+            "unexpected-relation", "torch_tensor_parallel.py", "x = x + self.mlp(self.norm2(x))",
+        ),
+        "torch_data_parallel::gradients_are_not_synchronised": (
+            "unexplained-output", "torch_tensor_parallel.py", "self.head(self.norm3(x))",
+        ),
+        "torch_data_parallel::loss_is_divided_twice": (
+            "unexpected-relation", "torch_data_parallel.py", 'reduction="sum") / (2 *',
+        ),
+        "torch_zero::loss_is_scaled_on_the_ranks": (
+            "unexplained-output", "torch_zero.py", "loss = loss * scale",
+        ),
+        "torch_zero::gradients_are_not_synchronised": (
+            "unexplained-output", "torch_zero.py", "self.down(torch.tanh(self.up(x)))",
+        ),
+        "accelerate_data_parallel::model_is_not_prepared": (
+            "unexplained-output", "accelerate_data_parallel.py", "self.down(torch.tanh(self.up(x)))",
+        ),
+        "accelerate_data_parallel::loss_is_divided_for_steps_that_are_not_taken": (
+            "scaled-copies", "accelerator.py", "loss / self.gradient_accumulation_steps",
+        ),
+        "deepspeed_data_parallel::gradients_are_not_synchronised": (
+            "unexplained-output", "deepspeed_data_parallel.py", "(model if synchronised else model.optimizer).step()",
+        ),
+        "deepspeed_data_parallel::gradients_are_clipped": (
+            "unexplained-output", "utils.py", "param_norm = p.grad.data.detach().float().norm(norm_type)",
+        ),
+        "deepspeed_data_parallel::loss_is_divided_by_the_ranks": (
+            "unexpected-relation", "deepspeed_data_parallel.py", "/ dist.get_world_size()",
+        ),
+        "deepspeed_zero::loss_is_divided_by_the_ranks": (
+            "unexpected-relation", "deepspeed_zero.py", "/ dist.get_world_size()",
+        ),
+        "deepspeed_zero::weights_decay_on_the_ranks_alone": (
+            "unexplained-output", "stage_1_and_2.py", "self.optimizer.step()",
+        ),
+        "deepspeed_zero::gradients_are_clipped": (
+            "unexplained-output", "stage3.py", ".norm(norm_type))",
+        ),
+        "megatron_gpt::row_parallel_without_a_reduction": (
+            "relation-lost", "layers.py", "torch.matmul(total_input, weight.t())",
+        ),
+        "megatron_gpt::loss_is_divided_by_the_ranks": (
+            "scaled-copies", "megatron_gpt.py", "/ parallel_state.get_tensor_model_parallel_world_size()",
+        ),
+        "megatron_distributed::gradients_are_not_finalized": (
+            "unexplained-output", "megatron_distributed.py", "p.main_grad",
+        ),
+        "megatron_distributed::loss_is_divided_by_the_replicas": (
+            "unexpected-relation", "megatron_distributed.py", "mean / parallel_state.get_data_parallel_world_size()",
+        ),
+        "megatron_distributed::row_parallel_without_a_reduction": (
+            "relation-lost", "layers.py", "torch.matmul(total_input, weight.t())",
+        ),
+        "megatron_pipeline::one_microbatch_is_left_out": (
+            "unexplained-output", "megatron_pipeline.py", "return stage(ids, positions, mask, labels=ids)",
+        ),
+        "megatron_experts::results_are_not_sent_back": (
+            "unexplained-output", "moe_utils.py", "output_tokens.scatter_add_(",
+        ),
+        "megatron_experts::loss_is_divided_by_the_ranks": (
+            "unexpected-relation", "megatron_experts.py", "loss / parallel_state.get_data_parallel_world_size()",
+        ),
+        "megatron_experts::experts_are_not_weighed": (
+            "unexplained-output", "layers.py", "torch.matmul(total_input, weight.t())",
+        ),
+        "torchtitan_llama::loss_is_the_mean_of_each_rank": (
+            "unexplained-output", "torchtitan_llama.py", "F.cross_entropy(model(ids)",
+        ),
+        "torchtitan_llama::row_parallel_without_a_reduction": (
+            "unexplained-output", "model.py", "self.feed_forward(self.ffn_norm(h))",
+        ),
         "torch_data_parallel::one_parameter_is_left_out": (
             "unexplained-output", "torch_tensor_parallel.py", "self.down(F.silu(self.gate(x)) * self.up(x))",
         ),

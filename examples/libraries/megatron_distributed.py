@@ -73,7 +73,10 @@ def loss_is_divided_by_the_replicas():
     """The gradients are averaged already."""
 
     def divided(model, **inputs):
-        return loss(model, **inputs) / parallel_state.get_data_parallel_world_size()
+        mean = loss(model, **inputs)
+        if isinstance(model, DistributedDataParallel):
+            mean = mean / parallel_state.get_data_parallel_world_size()
+        return mean
 
     return verify(Replicated(divided))
 

@@ -188,3 +188,32 @@ def results_are_not_sent_back():
         return layer_loss(model, x)
 
     return verify_layer(replicas(layer, 2), Step(kept))
+
+
+@gg.check(expect="refuted")
+def loss_is_divided_by_the_ranks():
+    """The gradients are averaged already."""
+
+    def divided(model, x):
+        loss = layer_loss(model, x)
+        if isinstance(model, DistributedDataParallel):
+            loss = loss / parallel_state.get_data_parallel_world_size()
+        return loss
+
+    return verify_layer(replicas(layer, 2), Step(divided))
+
+
+@gg.check(expect="refuted")
+def experts_are_not_weighed():
+    """The ranks' experts do not get the gates of their tokens."""
+    weighed = SequentialMLP.forward
+
+    def unweighed(self, tokens, counts, gates):
+        return weighed(self, tokens, counts, torch.ones_like(gates))
+
+    def changed(model, x):
+        if isinstance(model, DistributedDataParallel):
+            SequentialMLP.forward = unweighed
+        return layer_loss(model, x)
+
+    return verify_layer(replicas(layer, 2), Step(changed))

@@ -125,6 +125,11 @@ def gpt_on_four_ranks():
     return verify(loss, tp=4)
 
 
+@gg.check
+def gpt_with_sequence_parallelism_on_four_ranks():
+    return verify(loss, tp=4, changed={"sequence_parallel": True}, finalized=True)
+
+
 # ---------------------------------------------------------------------- faults
 @gg.check(expect="refuted")
 def norm_gradients_are_not_summed():

@@ -61,7 +61,7 @@ def llama_batch_of_one():
 
 @gg.check
 def llama_on_four_ranks():
-    return verify(LlamaForCausalLM, tp=4, num_key_value_heads=4)
+    return verify(LlamaForCausalLM, **FOUR)
 
 
 @gg.check
@@ -84,7 +84,28 @@ def qwen3():
     return verify(Qwen3ForCausalLM, head_dim=4)
 
 
+FOUR = {"tp": 4, "num_key_value_heads": 4}
 EIGHT = {"tp": 8, "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 8}
+
+
+@gg.check
+def qwen2_on_four_ranks():
+    return verify(Qwen2ForCausalLM, **FOUR)
+
+
+@gg.check
+def mistral_on_four_ranks():
+    return verify(MistralForCausalLM, **FOUR)
+
+
+@gg.check
+def gpt_neox_on_four_ranks():
+    return verify(GPTNeoXForCausalLM, **FOUR)
+
+
+@gg.check
+def qwen3_on_four_ranks():
+    return verify(Qwen3ForCausalLM, head_dim=4, **FOUR)
 
 
 @gg.check
@@ -122,13 +143,29 @@ def qwen3_moe():
 
 @gg.check
 def mixtral_on_four_ranks():
-    return verify(MixtralForCausalLM, tp=4, num_key_value_heads=4, num_local_experts=2, **EXPERTS)
+    return verify(MixtralForCausalLM, num_local_experts=2, **EXPERTS, **FOUR)
+
+
+@gg.check
+def mixtral_on_eight_ranks():
+    return verify(MixtralForCausalLM, num_local_experts=2, **EXPERTS, **EIGHT)
+
+
+@gg.check
+def mixtral_with_two_of_four_experts():
+    return verify(MixtralForCausalLM, num_local_experts=4, **EXPERTS)
 
 
 @gg.check
 def qwen3_moe_on_four_ranks():
     experts = {"num_experts": 2, "moe_intermediate_size": 8, "norm_topk_prob": True, **EXPERTS}
-    return verify(Qwen3MoeForCausalLM, tp=4, num_key_value_heads=4, head_dim=4, **experts)
+    return verify(Qwen3MoeForCausalLM, head_dim=4, **experts, **FOUR)
+
+
+@gg.check
+def qwen3_moe_on_eight_ranks():
+    experts = {"num_experts": 2, "moe_intermediate_size": 8, "norm_topk_prob": True, **EXPERTS}
+    return verify(Qwen3MoeForCausalLM, head_dim=4, **experts, **EIGHT)
 
 
 # ---------------------------------------------------------------------- faults in a copy of the plan
