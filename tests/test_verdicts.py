@@ -613,3 +613,23 @@ def test_an_input_that_nobody_reads_is_noted():
     inputs = {**COPIES, "unused": gg.Input((3,)), "of_ranks": gg.Input((4, 6))}
     report = verify(lambda x, unused, of_ranks: x, lambda x, unused, of_ranks: x + of_ranks - of_ranks, inputs)
     assert report.notes == ["the input unused is read by neither program"]
+
+
+def in_order(x, **options):
+    equal = x[:, :1].expand(x.shape)
+    return x.gather(1, equal.argsort(dim=1, **options))
+
+
+def test_equal_elements_keep_their_places_only_in_a_stable_order():
+    inputs = {"x": gg.Input((4, 6), Shard(0))}
+    assert verify(lambda x: x, lambda x: in_order(x, stable=True), inputs).verdict == "verified"
+    assert verify(lambda x: x, in_order, inputs).verdict != "verified"
+
+
+def test_a_scatter_to_some_of_the_positions_is_none_to_all():
+    def scattered(count):
+        return lambda x: torch.zeros_like(x).scatter(1, x.topk(count).indices, 1.0)
+
+    inputs = {"x": gg.Input((4, 6), Shard(0))}
+    assert verify(torch.ones_like, scattered(6), inputs).verdict == "verified"
+    assert verify(torch.ones_like, scattered(5), inputs).verdict == "refuted"
