@@ -12,16 +12,28 @@ from fractions import Fraction
 from graphguard.engine.expansion import equal_written_out
 from graphguard.engine.lane import Lane, collapse, equal, everywhere
 from graphguard.engine.table import Table
-from graphguard.engine.term import FIRST_ID, ONE, Factor, Term, Undescribed, Value, Variable, extent, substitute, variable_index
+from graphguard.engine.term import (
+    FIRST_ID,
+    ONE,
+    Factor,
+    Index,
+    Term,
+    Undescribed,
+    Value,
+    Variable,
+    extent,
+    substitute,
+    variable_index,
+)
 from graphguard.engine.value import cut_term
 
 MOST_TRIES = 4
 
 
 def recognised(table: Table, term: Term) -> Term:
-    """The term, or the sequential operand that it is equal to."""
+    """The term, or the sequential operand that it is equal to; of a product, each sum in it."""
     if not _is_sum(term):
-        return term
+        return term if table.recording or term.summed else _with_known_sums(table, term)
     if table.recording:
         table.note_operand(term)
         return term
@@ -46,6 +58,30 @@ def recognised(table: Table, term: Term) -> Term:
             dims = tuple(next(groups) if dim else () for dim in term.dims)
             return part.with_(coefficient=part.coefficient * number, dims=dims, box=term.box)
     return term
+
+
+def _with_known_sums(table: Table, term: Term) -> Term:
+    """The product with sums of the sequential program's operands in place of the ranks' own that are equal to them."""
+    for place, factor in enumerate(term.factors):
+        alone = term.with_(coefficient=ONE, factors=(factor,), weight=1)
+        if factor.atom.kind != "sum" or not _is_sum(alone) or table.is_filed(factor.atom):
+            continue
+        known = recognised(table, alone)
+        names = None if known is alone else _renamed(known, term)
+        if names is not None:
+            factors = (*term.factors[:place], *substitute(known.factors, names), *term.factors[place + 1 :])
+            return _with_known_sums(table, term.with_(coefficient=term.coefficient * known.coefficient, factors=factors))
+    return term
+
+
+def _renamed(known: Term, term: Term) -> dict[Variable, Index] | None:
+    """The variables of a known part as those of a term that covers the same elements."""
+    if any(len(mine) != len(its) for mine, its in zip(term.dims, known.dims, strict=True)):
+        return None
+    pairs = [(v, w) for mine, its in zip(term.dims, known.dims, strict=True) for v, w in zip(mine, its, strict=True)]
+    if not all(equal(extent(term.ranges[v]), extent(known.ranges[w])) for v, w in pairs):
+        return None
+    return {w: Index(((v, 1),), collapse(known.ranges[w][0] - term.ranges[v][0])) for v, w in pairs}
 
 
 def _ratios(term: Term, part: Term) -> list[Fraction]:

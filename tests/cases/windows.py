@@ -120,6 +120,7 @@ def local_window(source, length):
 def correct(size):
     return [
         forward(f"window-ring-{size}", windowed_ring(), size, windowed_forward, WINDOW + 1),
+        forward(f"window-ring-over-blocks-{size}", windowed_ring(), size, windowed_forward, WINDOW - 1),
         stepped(f"window-ring-step-{size}", window_step, windowed_ring_step(), size),
     ]
 
@@ -135,8 +136,4 @@ def faults():
     return [faulty(case, f"context-fault-{name}", program, fault, stated=("*",)) for case, name, program, fault in seeded]
 
 
-CASES = [
-    *[case for size in (2, 4) for case in correct(size)],
-    forward("window-ring-8", windowed_ring(), 8, windowed_forward, WINDOW + 1),
-    *faults(),
-]
+CASES = [*[case for size in (2, 4, 8) for case in correct(size)], *faults()]

@@ -247,4 +247,4 @@ def faults():
     return [faulty(case, f"zigzag-fault-{name}", program, fault, stated=("*",)) for case, name, program, fault in seeded]
 
 
-CASES = [*[case for size in (2, 4) for case in correct(size)], *faults()]
+CASES = [*[case for size in (2, 4, 8) for case in correct(size)], *faults()]
