@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 REAL_ARITHMETIC = "real arithmetic: numbers are not rounded and do not overflow"
 _CASTS = ("aten._to_copy.", "aten.to.", "aten.copy.", "aten.copy_.", "prims.convert_element_type.")
+_LACKING = "the reduction that is missing may be meant"
 _FLOATS = ("float", "bfloat", "complex")
 
 
@@ -75,7 +76,8 @@ def _with_parting(findings: list[Finding], judgement: Judgement) -> list[Finding
     about = next((finding for finding in findings if finding.output == example.element.path), findings[0])
     others = [finding for finding in findings if finding is not about]
     if parting.at_the_end or parting.distributed is None:  # the proof knows more of who should hold what
-        return [about, *_second(about, (parting.beside, *_callers(about), parting.distributed, *about.sources)), *others]
+        lines = (parting.beside, *_callers(about), parting.distributed, *about.sources, *parting.callers)
+        return [about, *_second(about, lines), *others]
     if about.distributed is not None and about.distributed.place == parting.distributed.place:
         first = replace(about, law=about.law or parting.words)
         return [first, *_second(first, (parting.beside, *parting.callers, *about.sources)), *others]
@@ -104,6 +106,8 @@ def _with_repairs(findings: list[Finding], judgement: Judgement) -> list[Finding
     lines = [line for each in tried for line in each.lines] if best.kind == "reduced" else best.lines
     if best.kind == "retiled" and best.used is not None:
         lines = [*lines, best.used]
+    if best.unused is not None:
+        lines, best = [best.unused, *lines], replace(best, text=f"nothing uses what this line reduces; {_LACKING}")
     if best.kind == "undone":  # what the loss is multiplied by has the same effect
         lines = [*lines, *(each.own for each in tried if each.backward and each.kind == "scaled")]
     if first.distributed is not None and first.distributed.place == lines[0].place:
@@ -129,7 +133,8 @@ def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
     way, first = judgement.way, findings[0]
     if way is None or first.distributed is None:
         return findings
-    if way.inner is not None and first.distributed.place == way.inner.place:  # the operation itself, not the line that calls it
+    if way.inner is not None and way.lines[0].place != way.inner.place == first.distributed.place:
+        # The operation itself comes before the line that calls for it.
         head = replace(first, repair=first.repair or _repair(way, way.lines[0]))
         return [head, *_second(head, way.lines), *findings[1:]]
     suspected = first.repair is not None or (way.repeated is not None and first.distributed.place == way.repeated.place)
@@ -158,7 +163,8 @@ def _beside(findings: list[Finding], judgement: Judgement, way: Way) -> Sequence
     second = next((each for f in findings if (each := f.distributed) is not None and each.place != here.place), None)
     calls = second is not None and any(each.place == second.place for each in here.outwards())
     own = second is not None and second.file == outermost.file and second.place not in judgement.shared
-    others = [line for line in way.lines if line.place != here.place][:1]
+    after = [line for line in way.lines[1:] if all(each.place != here.place for each in line.outwards())]
+    others = [line for line in (way.lines[0], *after) if line.place != here.place][:1]
     near = any(_same_function(line, here) for line in others)
     summed = [line for line in way.before[1:] if way.before[0].place == here.place and _same_function(line, here)]
     if not way.heals:

@@ -52,6 +52,43 @@ def test_a_mean_of_gradients_that_is_missing_is_named_at_the_line_whose_gradient
     assert first(sequential, unreduced, ROWS) == ("(x @ w).square().mean().backward()", text)
 
 
+def test_a_reduction_of_something_else_is_named_as_the_one_that_is_missing():
+    def reducing_a_copy(x, w):
+        w.requires_grad_()
+        (x @ w).square().sum().div(12).backward()
+        dist.all_reduce(w.grad.clone())
+        return w.grad
+
+    text = "nothing uses what this line reduces; the reduction that is missing may be meant"
+    assert first(gradient, reducing_a_copy, ROWS, outputs={"out": Replicate()}) == ("dist.all_reduce(w.grad.clone())", text)
+
+
+def test_a_number_in_a_backward_that_was_written_comes_before_a_line_of_both_programs():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.full((2, 3), 2.0)
+
+    def scaled(x, w):
+        return 0.5 * (x @ w)
+
+    def sequential(x, w):
+        scaled(x, w.requires_grad_()).sum().backward()
+        return w.grad
+
+    def doubled(x, w):
+        Twice.apply(scaled(x, w.requires_grad_())).backward()
+        dist.all_reduce(w.grad)
+        return w.grad
+
+    report = gg.verify(sequential, doubled, mesh={"dp": 2}, inputs=ROWS, outputs={"out": Replicate()})
+    assert report.findings[0].distributed.function == "backward"
+
+
 def test_a_count_over_too_many_ranks_is_named_where_it_is_reduced():
     def sequential(x, w):
         return (x @ w).sum() / 4

@@ -77,6 +77,21 @@ def test_a_wrong_order_is_named_before_the_operation_that_it_spoils():
     assert lines[:2] == ["whole = torch.cat(parts[::-1], 1)", "return whole @ w"]
 
 
+def test_the_part_of_a_gather_that_is_taken_is_named_after_the_line_that_uses_it():
+    def gathered(x):
+        parts = [torch.empty_like(x) for _ in range(2)]
+        dist.all_gather(parts, x)
+        return parts
+
+    def first_part(x, head):
+        everyone = gathered(x)[0]
+        return everyone @ head
+
+    inputs = {"x": gg.Input((4, 6), Shard(0)), "head": gg.Input((6, 8), Shard(1))}
+    lines, _ = named(first_part, inputs, sequential=lambda x, head: x @ head)
+    assert lines[:2] == ["return everyone @ head", "everyone = gathered(x)[0]"]
+
+
 def test_a_gradient_that_is_not_summed_is_named_where_it_became_a_summand():
     def sequential(x, w):
         w.requires_grad_()

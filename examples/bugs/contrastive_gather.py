@@ -11,7 +11,7 @@ import torch.distributed as dist
 import graphguard as gg
 from graphguard import Replicate, Shard
 
-BUG_LINE = "parts[dist.get_rank()] = z"
+BUG_LINE = "contrastive(torch.cat([*parts[:rank], z, *parts[rank + 1 :]])).backward()"
 
 
 class Gather(torch.autograd.Function):
@@ -54,8 +54,8 @@ def dp_buggy(x, w):
     z = x @ w
     parts = [torch.empty_like(z) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, z.detach())
-    parts[dist.get_rank()] = z
-    contrastive(torch.cat(parts)).backward()
+    rank = dist.get_rank()
+    contrastive(torch.cat([*parts[:rank], z, *parts[rank + 1 :]])).backward()
     return {"w": averaged(w.grad)}
 
 

@@ -14,7 +14,7 @@ import graphguard as gg
 from graphguard import Partial, Replicate, Shard
 
 TOKENS, HIDDEN, WIDTH, EXPERTS = 6, 4, 4, 2
-BUG_LINE = "x, scores = x.to_local(), scores.to_local()  # the gradients are taken for whole ones"
+BUG_LINE = "return SumOverRanks.apply(experts_of(x.to_local(), scores.to_local(), up, down))"
 NAMES = ("norm", "gate", "up", "down")
 
 
@@ -58,8 +58,8 @@ def tp_fixed(x, dy, norm, gate, up, down, mesh):
 def tp_buggy(x, dy, norm, gate, up, down, mesh):
     def experts(x, scores, up, down):
         x, scores = (DTensor.from_local(each, mesh, [Replicate()], run_check=False) for each in (x, scores))
-        x, scores = x.to_local(), scores.to_local()  # the gradients are taken for whole ones
-        return SumOverRanks.apply(experts_of(x, scores, up, down))
+        # their gradients are taken for whole ones
+        return SumOverRanks.apply(experts_of(x.to_local(), scores.to_local(), up, down))
 
     return gradients(x, dy, norm, gate, up, down, experts)
 

@@ -12,7 +12,7 @@ import graphguard as gg
 from graphguard import Shard
 
 TOKENS, HIDDEN, HEADS, KEY_HEADS, HEAD = 5, 4, 4, 2, 4
-BUG_LINE = "return weight.view(dist.get_world_size(), -1)[dist.get_rank()]"
+BUG_LINE = "k = rms_norm(x @ wk, k_norm.view(dist.get_world_size(), -1)[dist.get_rank()])"
 
 
 def rms_norm(x, weight):
@@ -32,26 +32,18 @@ def sequential(x, wq, wk, wv, wo, k_norm):
     return attention(x @ wq, k, x @ wv) @ wo
 
 
-def head_of_this_rank(weight):
-    return weight.view(KEY_HEADS, -1)[dist.get_rank() * KEY_HEADS // dist.get_world_size()]
-
-
-def even_part(weight):
-    return weight.view(dist.get_world_size(), -1)[dist.get_rank()]
-
-
-def tp_layer(x, wq, wk, wv, wo, k_norm, cut):
-    y = attention(x @ wq, rms_norm(x @ wk, cut(k_norm)), x @ wv) @ wo
+def tp_fixed(x, wq, wk, wv, wo, k_norm):
+    k = rms_norm(x @ wk, k_norm.view(KEY_HEADS, -1)[dist.get_rank() * KEY_HEADS // dist.get_world_size()])
+    y = attention(x @ wq, k, x @ wv) @ wo
     dist.all_reduce(y)
     return y
 
 
-def tp_fixed(**inputs):
-    return tp_layer(**inputs, cut=head_of_this_rank)
-
-
-def tp_buggy(**inputs):
-    return tp_layer(**inputs, cut=even_part)
+def tp_buggy(x, wq, wk, wv, wo, k_norm):
+    k = rms_norm(x @ wk, k_norm.view(dist.get_world_size(), -1)[dist.get_rank()])
+    y = attention(x @ wq, k, x @ wv) @ wo
+    dist.all_reduce(y)
+    return y
 
 
 def own_key_head(full, coord):

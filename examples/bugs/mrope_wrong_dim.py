@@ -12,7 +12,7 @@ import graphguard as gg
 from graphguard import Shard
 
 SEQUENCE, BATCH, HEAD = 4, 2, 6
-BUG_LINE = "return table.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]"
+BUG_LINE = "table = rotary_table(position_ids).chunk(dist.get_world_size(), dim=1)[dist.get_rank()]"
 
 
 def rotary_table(position_ids):
@@ -45,25 +45,14 @@ def gather(x):
     return torch.cat(parts)
 
 
-def own_part(table):
-    return table.chunk(dist.get_world_size(), dim=0)[dist.get_rank()]
-
-
-def own_part_of_dim_1(table):
-    return table.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
-
-
-def cp_attention(q, k, v, position_ids, cut):
-    table = cut(rotary_table(position_ids))
+def cp_fixed(q, k, v, position_ids):
+    table = rotary_table(position_ids).chunk(dist.get_world_size(), dim=0)[dist.get_rank()]
     return attention(rotate(q, table), gather(rotate(k, table)), gather(v))
 
 
-def cp_fixed(q, k, v, position_ids):
-    return cp_attention(q, k, v, position_ids, own_part)
-
-
 def cp_buggy(q, k, v, position_ids):
-    return cp_attention(q, k, v, position_ids, own_part_of_dim_1)
+    table = rotary_table(position_ids).chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    return attention(rotate(q, table), gather(rotate(k, table)), gather(v))
 
 
 TOKENS = gg.Input((SEQUENCE, BATCH, HEAD), Shard(0))

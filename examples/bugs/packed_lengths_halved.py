@@ -10,7 +10,7 @@ import torch.distributed as dist
 import graphguard as gg
 
 LENGTHS, PADDED, HEAD = (3, 5), (4, 6), 2
-BUG_LINE = "counts = [length // dist.get_world_size() for length in LENGTHS]"
+BUG_LINE = "real = gather(valid([length // dist.get_world_size() for length in LENGTHS], sizes))"
 
 
 def attention(q, k, v, document_of_q, document_of_k, real):
@@ -40,21 +40,18 @@ def gather(x):
     return torch.cat(parts)
 
 
-def cp_attention(q, k, v, counts):
-    sizes = [padded // dist.get_world_size() for padded in PADDED]
-    own = documents(sizes)
-    return attention(q, gather(k), gather(v), own, gather(own), gather(valid(counts, sizes)))
-
-
 def cp_fixed(q, k, v):
     sizes = [padded // dist.get_world_size() for padded in PADDED]
     counts = [min(max(length - dist.get_rank() * size, 0), size) for length, size in zip(LENGTHS, sizes, strict=True)]
-    return cp_attention(q, k, v, counts)
+    own, real = documents(sizes), gather(valid(counts, sizes))
+    return attention(q, gather(k), gather(v), own, gather(own), real)
 
 
 def cp_buggy(q, k, v):
-    counts = [length // dist.get_world_size() for length in LENGTHS]
-    return cp_attention(q, k, v, counts)
+    sizes = [padded // dist.get_world_size() for padded in PADDED]
+    own = documents(sizes)
+    real = gather(valid([length // dist.get_world_size() for length in LENGTHS], sizes))
+    return attention(q, gather(k), gather(v), own, gather(own), real)
 
 
 def part_of_each(full, coord):

@@ -11,7 +11,7 @@ import graphguard as gg
 from graphguard import Replicate, Shard
 
 TOKENS, HIDDEN, EXPERTS, MICROBATCHES = 4, 3, 4, 3
-BUG_LINE = "fractions = counts / (routes.size(0) * dist.get_world_size())"
+BUG_LINE = "(auxiliary(part, gate, counts / (routes.size(0) * dist.get_world_size())) / MICROBATCHES).backward()"
 
 
 def auxiliary(x, gate, fractions):
@@ -55,8 +55,7 @@ def dp_buggy(x, routed, gate):
     counts = torch.zeros(EXPERTS)
     for part, routes in zip(x.unbind(), routed.unbind(), strict=True):
         counts += reduced_load(routes)
-        fractions = counts / (routes.size(0) * dist.get_world_size())
-        (auxiliary(part, gate, fractions) / MICROBATCHES).backward()
+        (auxiliary(part, gate, counts / (routes.size(0) * dist.get_world_size())) / MICROBATCHES).backward()
     return averaged(gate)
 
 

@@ -12,7 +12,7 @@ import graphguard as gg
 from graphguard import Replicate, Shard
 
 BATCH, HIDDEN = 4, 3
-BUG_LINE = "dist.send(h.detach(), dst=mesh.size() - 1 - dist.get_rank())  # of the other pipeline"
+BUG_LINE = 'return {"w0": None, "w1": averaged(last_stage(y, w1, mesh.size() - 1 - dist.get_rank()), mesh)}'
 
 
 def sequential(x, y, w0, w1):
@@ -21,21 +21,21 @@ def sequential(x, y, w0, w1):
     return {"w0": w0.grad, "w1": w1.grad}
 
 
-def first_stage(x, w0, send, mesh):
+def first_stage(x, w0, next_stage):
     h = torch.tanh(x @ w0.requires_grad_())
-    source = send(h, mesh)
+    dist.send(h.detach(), dst=next_stage)
     grad = torch.empty_like(h)
-    dist.recv(grad, src=source)
+    dist.recv(grad, src=next_stage)
     h.backward(grad)
     return w0.grad
 
 
-def last_stage(y, w1, source):
+def last_stage(y, w1, stage_before):
     h = torch.empty(BATCH // 2, HIDDEN)
-    dist.recv(h, src=source)
+    dist.recv(h, src=stage_before)
     h.requires_grad_()
     F.mse_loss(h @ w1.requires_grad_(), y).backward()
-    dist.send(h.grad, dst=source)
+    dist.send(h.grad, dst=stage_before)
     return w1.grad
 
 
@@ -44,25 +44,16 @@ def averaged(grad, mesh):
     return grad / mesh["dp"].size()
 
 
-def send_to_own(h, mesh):
-    dist.send(h.detach(), dst=dist.get_rank() + mesh["dp"].size())
-    return dist.get_rank() + mesh["dp"].size()
-
-
-def send_to_other(h, mesh):
-    dist.send(h.detach(), dst=mesh.size() - 1 - dist.get_rank())  # of the other pipeline
-    return mesh.size() - 1 - dist.get_rank()
-
-
 def fixed_step(x, y, w0, w1, mesh):
     if mesh.get_local_rank("pp") == 0:
-        return {"w0": averaged(first_stage(x, w0, send_to_own, mesh), mesh), "w1": None}
+        return {"w0": averaged(first_stage(x, w0, dist.get_rank() + mesh["dp"].size()), mesh), "w1": None}
     return {"w0": None, "w1": averaged(last_stage(y, w1, dist.get_rank() - mesh["dp"].size()), mesh)}
 
 
 def buggy_step(x, y, w0, w1, mesh):
+    """The ranks are counted backwards at both ends, which is the stage of the other pipeline."""
     if mesh.get_local_rank("pp") == 0:
-        return {"w0": averaged(first_stage(x, w0, send_to_other, mesh), mesh), "w1": None}
+        return {"w0": averaged(first_stage(x, w0, mesh.size() - 1 - dist.get_rank()), mesh), "w1": None}
     return {"w0": None, "w1": averaged(last_stage(y, w1, mesh.size() - 1 - dist.get_rank()), mesh)}
 
 

@@ -12,7 +12,7 @@ import graphguard as gg
 from graphguard import Replicate, Shard
 
 MICROBATCHES = 4
-BUG_LINE = "loss = F.mse_loss(torch.tanh(part @ w), wanted)"
+BUG_LINE = "F.mse_loss(torch.tanh(part @ w), wanted).backward()"
 
 
 def sequential(x, target, w):
@@ -29,16 +29,14 @@ def averaged(grad):
 def dp_fixed(x, target, w):
     w.requires_grad_()
     for part, wanted in zip(x.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
-        loss = F.mse_loss(torch.tanh(part @ w), wanted) / MICROBATCHES
-        loss.backward()
+        (F.mse_loss(torch.tanh(part @ w), wanted) / MICROBATCHES).backward()
     return averaged(w.grad)
 
 
 def dp_buggy(x, target, w):
     w.requires_grad_()
     for part, wanted in zip(x.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
-        loss = F.mse_loss(torch.tanh(part @ w), wanted)
-        loss.backward()
+        F.mse_loss(torch.tanh(part @ w), wanted).backward()
     return averaged(w.grad)
 
 

@@ -59,6 +59,7 @@ class _Teller:
         if made is None:
             return None
         since = None if local is None else suspects.summand_since((element.rank, local))
+        moved = None if local is None or after is None else suspects.before(Suspect(element.rank, after, local))
         return Parting(
             operator=made.op.removesuffix(".default"),
             sequential=None if before is None else before.source,
@@ -68,6 +69,7 @@ class _Teller:
             actual=_real(element.actual),
             backward=after is not None and after.backward,
             beside=None if since is None else suspects.own_lines.of(since.source),
+            callers=() if moved is None else (moved,),
             at_the_end=True,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import torch
@@ -55,6 +55,8 @@ class Repair:
     place: int
     scales: bool = False  # the operation multiplies or divides, as the program says
     written: bool = True  # the program has it; autograd has others
+    shared: bool = False  # the sequential program runs its line, too
+    once: bool = False  # the change is made one of several times that the operation is run
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -62,9 +64,10 @@ class Repair:
         is exchanged."""
         own_backward = self.node.backward and self.written
         if self.kind == "scaled":
-            order = [self.scales, own_backward, self.node.communicates, True]
+            own_scale = self.scales and not (self.shared or self.once)
+            order = [own_scale, own_backward, self.scales, self.node.communicates, True]
         else:
-            order = [self.kind == "undone", own_backward, False, True]
+            order = [self.kind == "undone", own_backward, False, False, True]
         return self.weak, order.index(True) + (self.kind != "undone"), self.place
 
 
@@ -103,6 +106,8 @@ class Repairs:
             path: [(rank, v) for rank, g in enumerate(joint.graphs) if (v := g.outputs.get(path))] for path in self.rights
         }
         self.useful = self.rerun.before(at for ends in self.ends.values() for at in ends)
+        outputs = [(rank, value) for rank, graph in enumerate(joint.graphs) for value in graph.outputs.values()]
+        self.needed = self.rerun.before((rank, value) for rank, value in outputs if value is not None)
         self.written = _written(joint)
         self.scaling = _scaling(joint, self.written)
         axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
@@ -121,7 +126,7 @@ class Repairs:
                 found += self._of(site)
             found += self._retiled()
             for site in [single for each in sites for single in each.alone()]:
-                found += self._of(site)
+                found += [replace(each, once=True) for each in self._of(site)]
         return sorted(found, key=lambda each: each.rank)
 
     def _retiled(self) -> Iterator[Repair]:
@@ -192,6 +197,18 @@ class Repairs:
                     seen.update(user.outputs)
         return False
 
+    def unused(self, repair: Repair) -> Source | None:
+        """Of a reduction that is missing: a later line that reduces such a tensor for nobody, as no output comes of it."""
+        if repair.kind != "reduced":
+            return None
+        sizes = {value.numel for value in repair.node.outputs}
+        used: dict[Source, bool] = {}
+        for rank, graph in enumerate(self.joint.graphs):
+            for node in graph.nodes[repair.place + 1 :]:
+                if "reduce" in node.kwargs and node.source is not None and any(v.numel in sizes for v in node.operands()):
+                    used[node.source] = used.get(node.source, False) or any((rank, v) in self.needed for v in node.outputs)
+        return next((self.suspects.own_lines.of(line) for line, is_used in used.items() if not is_used), None)
+
     # ------------------------------------------------------------------ the changes
     def _of(self, site: Site) -> Iterator[Repair]:
         if self.rerun.steps > self.most_steps:
@@ -212,9 +229,8 @@ class Repairs:
                 scales = site.node in self.scaling
                 undoes = scales and self._is_undone(site, factor)
                 text = self._scale_text(factor, undoes, site.node)
-                yield Repair(
-                    site.node, "undone" if undoes else "scaled", text, healed, site.place, scales, site.node in self.written
-                )
+                kind, written = "undone" if undoes else "scaled", site.node in self.written
+                yield Repair(site.node, kind, text, healed, site.place, scales, written, self._is_shared(site.node))
                 break
         if site.node.op == "dist.all_reduce":
             healed = self.heals({at: _kept(at, self.rerun.makers[at]) for at in site.ats})
@@ -222,6 +238,10 @@ class Repairs:
                 yield Repair(site.node, "undone", "without this reduction all outputs are right", healed, site.place)
         if value.dtype.startswith(("float", "bfloat", "complex")):
             yield from self._reduced(site)
+
+    def _is_shared(self, node: Node) -> bool:
+        own = self.suspects.own_lines.of(node.source)
+        return node.source is not None and own is not None and own.place != node.source.place
 
     def _scale_text(self, factor: Fraction, undoes: bool, node: Node) -> str:
         if undoes:
@@ -351,7 +371,7 @@ class Tried:
 
     line: of the operation. own: that line, or the one that called for it, which the sequential program does not run.
     used: the line that first uses the result, or the result of the forward operation whose gradient it is.
-    scales: the operation multiplies or divides.
+    scales: the operation multiplies or divides. unused: the line that does what is missing, to something else.
     """
 
     kind: str
@@ -362,6 +382,7 @@ class Tried:
     used: Source | None
     backward: bool
     scales: bool
+    unused: Source | None = None
 
     @property
     def lines(self) -> list[Source]:
@@ -380,7 +401,8 @@ def tried(repairs: Repairs) -> tuple[Tried, ...]:
         if line is not None and own is not None and (line.place, own.place) not in found:
             used = None if each.node.communicates else first_use(suspects.joint, each.node, own_lines)
             backward = each.node.backward
-            found[line.place, own.place] = Tried(each.kind, each.text, each.weak, line, own, used, backward, each.scales)
+            told = each.kind, each.text, each.weak, line, own, used, backward, each.scales
+            found[line.place, own.place] = Tried(*told, repairs.unused(each))
     return tuple(found.values())
 
 

@@ -276,8 +276,10 @@ class Suspects:
 
     def _beside(self, nodes: list[Node], suspect: Suspect) -> Source | None:
         here = self.own_lines.of(suspect.node.source)
-        lines = (self._line_beside(node, here) for node in nodes)
-        return next((line for line in lines if line is not None and (here is None or line.place != here.place)), None)
+        found = (self._line_beside(node, here) for node in nodes)
+        lines = [line for line in found if line is not None and (here is None or line.place != here.place)]
+        others = (line for line in lines if here is None or all(each.place != here.place for each in line.outwards()))
+        return next(others, lines[0] if lines else None)  # what a line calls for says less than another line
 
     def _line_beside(self, node: Node, here: Source | None) -> Source | None:
         """The line of an operation; if a function did it for the one that has the line `here`, the line that called it."""
