@@ -163,7 +163,8 @@ def _beside(findings: list[Finding], judgement: Judgement, way: Way) -> Sequence
     second = next((each for f in findings if (each := f.distributed) is not None and each.place != here.place), None)
     calls = second is not None and any(each.place == second.place for each in here.outwards())
     own = second is not None and second.file == outermost.file and second.place not in judgement.shared
-    after = [line for line in way.lines[1:] if all(each.place != here.place for each in line.outwards())]
+    sibling = second is not None and _same_function(second, here)  # it says more than what the first line calls for
+    after = [line for line in way.lines[1:] if not sibling or all(each.place != here.place for each in line.outwards())]
     others = [line for line in (way.lines[0], *after) if line.place != here.place][:1]
     near = any(_same_function(line, here) for line in others)
     summed = [line for line in way.before[1:] if way.before[0].place == here.place and _same_function(line, here)]

@@ -45,7 +45,6 @@ NOT_LOCATED = frozenset({
     "ring-flash-fault-other-share",
     "routes-fault-capacity",
     "routes-fault-weights",
-    "tensor-fault-product-axis",
     "tensor-fault-product-layers",
     "tied-stages-fault-untied",
     "ulysses-ring-fault-gradients",
