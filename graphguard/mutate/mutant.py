@@ -18,13 +18,13 @@ from graphguard.findings import Finding
 from graphguard.ir import Graph, Node, Source
 from graphguard.joint import Joint, join
 from graphguard.mutate.mutants import KINDS, ON_ONE_RANK, TOGETHER
+from graphguard.mutate.places import Place, Places
 from graphguard.mutate.rewrites import REWRITES
-from graphguard.mutate.site import Change, Site, place
+from graphguard.mutate.site import Change, Site
 from graphguard.mutate.specimen import Specimen
 from graphguard.wellformed import require_wellformed
 
 _TRIES = 40  # to draw a change that can be made
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Breeder:
         self.named = [_by_name(graph) for graph in self.graphs]
         self.names = [{position: name for name, position in named.items()} for named in self.named]
         self.sites = {kind: found for kind, change in changes.items() if (found := list(self._sites(change)))}
+        self.places = Places(specimen.sequential, self.graphs)
         self.drawn: set[tuple[str, str, tuple[int, ...], int]] = set()
 
     def draw(self) -> Mutant | None:
@@ -143,7 +144,7 @@ class Breeder:
             words = said if words is None or number == rank else words
             graphs[number] = site.done()
             require_wellformed(graphs[number])
-            places |= site.places()
+            places.update(place for node in site.concerned() for place in self.places.of(node))
             ranks.append(number)
         if words is None:
             return None
@@ -221,16 +222,31 @@ def _crash(error: Exception) -> str:
 
 
 def is_located(findings: Collection[Finding], places: Collection[Place]) -> bool:
+    """Whether one of the first two lines named is one of the places. A line that a finding has beside its own, in the function
+    that its own calls, or the other way round, tells of the same place, and is none by itself."""
     named: list[Place] = []
+    inner: dict[Place, Place] = {}
     for finding in findings:
         for source in _sources(finding):
-            if place(source) not in named:
-                named.append(place(source))
-    return any(each in places for each in named[:2])
+            here = finding.distributed
+            if here is not None and _is_called(source, here) and here.place not in inner:
+                inner[here.place] = source.place
+            elif source.place not in named:
+                named.append(source.place)
+    return any(each in places or inner.get(each) in places for each in named[:2])
 
 
 def _sources(finding: Finding) -> list[Source]:
     return [source for source in (finding.distributed, *finding.sources) if source is not None]
+
+
+def _is_called(source: Source, here: Source) -> bool:
+    """Whether one of two lines leads to the other."""
+    if source.place == here.place:
+        return False
+    return any(each.place == here.place for each in source.outwards()) or any(
+        each.place == source.place for each in here.outwards()
+    )
 
 
 def _reason(finding: Finding) -> str:

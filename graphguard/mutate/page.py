@@ -31,8 +31,10 @@ ranks, and compares two verdicts on each changed program: that of the prover, an
   show the difference (a mask of -10000 in place of -20000, a branch that no input took). *Gave up*: equal, but the proof took
   longer than its limit. *Not equal*: the rewrite itself is wrong.
 - *Located*: one of the first two lines that the findings name is the line of the change, or one that uses its result. Where
-  something is left out and the result is returned as it is, it is the line that makes what is returned. With `--locate-every N`
-  one of N mutants is scored.
+  something is left out and the result is returned as it is, it is the line that makes what is returned. A change is made in one
+  run of an operation: in a function that the sequential program runs as well, or that the ranks call from several lines, only
+  that call is wrong, and the line that makes it counts, too. Of a finding, its own line and one inside of the function that it
+  calls are one place. With `--locate-every N` one of N mutants is scored.
 
 | | |
 |---|---|

@@ -170,13 +170,13 @@ class Site:
         prune(changed)
         return changed
 
-    def places(self) -> set[tuple[str, int]]:
-        """The lines that a report should name: that of the node, and of those that use what it gave. Of something that is left
-        out the line is gone: if nothing uses the result but the caller, it is the line that makes what is returned."""
+    def concerned(self) -> list[Node]:
+        """Whose lines a report should name: the node, and those that use what it gave. Of something that is left out the line
+        is gone: if nothing uses the result but the caller, it is the line that makes what is returned."""
         nodes = [self.node, *(user for output in self.node.outputs for user in self.users(output))]
         if len(nodes) == 1:
             nodes += [maker for value in self.renamed.values() for maker in self._makers(value)]
-        return {place(node.source) for node in nodes if node.source is not None}
+        return nodes
 
     def _makers(self, value: Value) -> Iterator[Node]:
         """The node that computes a value, and those that pass it on."""
