@@ -40,7 +40,7 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
         report.verdict = "refuted"
         report.counterexample = judgement.counterexample
         findings = _with_repairs(_with_parting(_told(proof.findings, judgement), judgement), judgement)
-        report.findings = _with_way(_with_caller(findings, judgement), judgement)
+        report.findings = _with_mends(_with_way(_with_caller(findings, judgement), judgement), judgement)
     else:
         report.conjecture = dict(judgement.conjecture)
         report.notes += _unexecuted(judgement, "so it is not known whether the programs differ")
@@ -153,6 +153,19 @@ def _with_way(findings: list[Finding], judgement: Judgement) -> list[Finding]:
     if first.distributed.place == way.lines[0].place:
         head = replace(first, sources=_with_inner(first.sources, way), repair=first.repair or _repair(way, way.lines[0]))
     return [head, *_second(head, _beside(findings, judgement, way)), *findings[1:]]
+
+
+def _with_mends(findings: list[Finding], judgement: Judgement) -> list[Finding]:
+    """An operation after whose change all outputs are right comes first, where no other repair was seen; then one more, or what
+    was first so far."""
+    if not judgement.mends or findings[0].repair is not None:
+        return findings
+    first, (best, *others) = findings[0], judgement.mends
+    if first.distributed is not None and first.distributed.place == best.line.place:
+        return [replace(first, repair=best.text), *findings[1:]]
+    phase = "backward" if best.backward else "forward"
+    head = replace(first, distributed=best.line, phase=phase, repair=best.text, law=None, holdings=(), sources=(best.line,))
+    return [head, *_second(head, [*(each.line for each in others), first.distributed]), *findings]
 
 
 def _beside(findings: list[Finding], judgement: Judgement, way: Way) -> Sequence[Source]:

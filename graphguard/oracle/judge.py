@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from graphguard.counterexample import Counterexample
 from graphguard.engine.proof import Relation
@@ -21,6 +22,7 @@ from graphguard.lines import OwnLines, helpers_of
 from graphguard.oracle import draws
 from graphguard.oracle.budget import affordable, cost
 from graphguard.oracle.draws import Given, Ranges, Regime
+from graphguard.oracle.mend import Mend, mends_of
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
 from graphguard.oracle.repair import Repairs, Tried, tried
@@ -55,6 +57,7 @@ class Judgement:
     orders: by output that differs, who holds which slices, where all are there in another order.
     repairs: changes that were tried, and that make all outputs right.
     way: the operation that is wrong first on the way to an output.
+    mends: other operations that were tried, where neither of these explains it, and that make all outputs right.
     helpers: functions that the ranks call from several lines, as file and name.
     shared: lines that the sequential program runs, as file and number.
     """
@@ -73,8 +76,18 @@ class Judgement:
     orders: dict[str, str] = field(default_factory=dict)
     repairs: tuple[Tried, ...] = ()
     way: Way | None = None
+    mends: tuple[Mend, ...] = ()
     helpers: frozenset[tuple[str, str]] = frozenset()
     shared: frozenset[tuple[str, int]] = frozenset()
+
+
+class Found(NamedTuple):
+    """What an execution shows of outputs that differ."""
+
+    example: Counterexample | None = None
+    repairs: tuple[Tried, ...] = ()
+    way: Way | None = None
+    mends: tuple[Mend, ...] = ()
 
 
 def judge(
@@ -206,10 +219,10 @@ class _Judging:
             else:
                 outcomes[path] = self._outcome(output)
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
-        example, repairs, way = self._first_counterexample(kinds) if kinds else (None, (), None)
+        found = self._first_counterexample(kinds) if kinds else Found()
         return Judgement(
             different=bool(kinds),
-            counterexample=example,
+            counterexample=found.example,
             conjecture={path: outcome.clean.text for path, outcome in outcomes.items() if outcome.clean is not None},
             trials=len(self.trials) + len(self.further),
             seconds=time.perf_counter() - begun,
@@ -218,13 +231,14 @@ class _Judging:
             contradicted=tuple(contradicted),
             hints=self._hints(kinds),
             orders=self._orders(kinds),
-            repairs=repairs,
-            way=way,
+            repairs=found.repairs,
+            way=found.way,
+            mends=found.mends,
             helpers=helpers_of(self.joint.graphs) if kinds else frozenset(),
             shared=OwnLines(self.sequential).shared if kinds else frozenset(),
         )
 
-    def _first_counterexample(self, kinds: Mapping[str, str]) -> tuple[Counterexample, tuple[Tried, ...], Way | None]:
+    def _first_counterexample(self, kinds: Mapping[str, str]) -> Found:
         """Of the output that is wrong first; what would make all outputs right; and where they become wrong."""
         path = self._earliest(kinds)
         found = Difference(*self._output(path).difference(self.expected.get(path)))
@@ -232,10 +246,12 @@ class _Judging:
         suspects = suspects_of(self.sequential, self.joint, again, self.mesh)
         example = self._counterexample(path, kinds[path], found, suspects)
         if suspects is None:
-            return example, (), None
+            return Found(example)
         repairs = Repairs(suspects, self.expected, sorted(kinds, key=path.__ne__))
         way = way_of(repairs)
-        return example, tried(repairs), way
+        works = tried(repairs)
+        explained = any(not each.weak for each in works) or (way is not None and way.sure and way.heals)
+        return Found(example, works, way, () if explained else mends_of(repairs))
 
     def _orders(self, kinds: Mapping[str, str]) -> dict[str, str]:
         found = {}

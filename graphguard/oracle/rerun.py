@@ -131,7 +131,7 @@ class Changed:
         if node is None:
             self._done[Made(at)] = self.rerun.values[at]
             return
-        if _minds_shapes(node) and any(self._get((rank, value)).shape != value.shape for value in node.operands()):
+        if minds_shapes(node) and any(self._get((rank, value)).shape != value.shape for value in node.operands()):
             raise ReplayError(f"{node} would be given a tensor of another shape")
         try:
             made = self._exchanged(rank, node) if node.communicates else self._computed(rank, node)
@@ -153,7 +153,7 @@ class Changed:
         return [((rank, value), result) for value, result in zip(node.outputs, results, strict=False)]
 
 
-def _minds_shapes(node: Node) -> bool:
+def minds_shapes(node: Node) -> bool:
     """Whether an operation fills a tensor whose shape it is given, which torch would resize, and say so on stderr; or has a
     kernel that ends the process where the shapes of what it is given do not fit."""
     return bool(node.writes) or "backward" in node.op or node.op.startswith("aten._scaled_dot_product_")
