@@ -234,6 +234,22 @@ def times_and_over_rows_of_which_the_second_is_nothing(s, v):
     return s
 
 
+def over_one_sum(s, v):
+    return s / v.sum()
+
+
+def times_and_over_another_sum(s, v):
+    return s / v.sum() * v[:, 0].sum() / v[:, 0].sum()
+
+
+def root_of_one_sum(s, v):
+    return s + v.sum().sqrt()
+
+
+def times_and_over_what_has_a_root(s, v):
+    return (s + v.sum().sqrt()) * v.sum() / v.sum()
+
+
 def log_of_rows_of_nothing_minus_itself(s, v):
     rows = s.exp().masked_fill(torch.ones(8, 8, dtype=torch.bool).tril(), 0).sum(-1, keepdim=True)  # the last is 0
     return s + rows.log() - rows.log()
@@ -317,6 +333,8 @@ def on_the_diagonal(s, v, scattered):
         (scores_alone, times_and_over_rows_of_nothing),
         (scores_alone, times_and_over_rows_of_which_the_second_is_nothing),
         (scores_alone, log_of_rows_of_nothing_minus_itself),
+        (over_one_sum, times_and_over_another_sum),
+        (root_of_one_sum, times_and_over_what_has_a_root),
         (kept_columns, over_the_exp_of_a_masked_log),
         (nothing, exp_of_infinities_that_cancel),
         (halves, halves_swapped),

@@ -67,7 +67,7 @@ ARGS = {
 }
 
 
-@gg.check(expect="unproven")  # not decided yet: a count that is multiplied and divided away
+@gg.check
 def fixed():
     return gg.verify(sequential, dp_fixed, **ARGS)
 

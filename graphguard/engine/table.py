@@ -18,7 +18,7 @@ from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Pr
 from graphguard.engine.lane import varies
 from graphguard.engine.normal import normal
 from graphguard.engine.part import Whole
-from graphguard.engine.positive import is_positive
+from graphguard.engine.positive import is_not_zero, is_positive
 from graphguard.engine.rational import prime_powers
 from graphguard.engine.term import (
     FIRST_ID,
@@ -133,6 +133,7 @@ class Table:
         self.infinite: dict[int, bool] = {}  # whether an atom may be minus infinity
         self.maskable: dict[int, bool] = {}  # whether a mask may make an atom zero
         self._required: set[int] = set()  # what the sequential program divides by, or takes roots of
+        self.divisors: set[Hashable] = set()  # the places of what the sequential program divides by
         self.taken_as_defined: set[int] = set()  # what the ranks alone do so with
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
@@ -311,6 +312,7 @@ class Table:
                 continue
             if self.recording:
                 self._required.add(factor.atom.id)
+                self.divisors |= {factor.place} if factor.power < 0 else set()
             elif factor.atom.id not in self._required:
                 self.taken_as_defined.add(factor.atom.id)
 
@@ -358,7 +360,7 @@ class Table:
             if below.power.numerator > 0 or below.atom.positive or below.atom.kind not in ("sum", "lin"):
                 continue
             above = next((f for f in term.factors if f.power > 0 and f.place == below.place), None)
-            if above is None or not is_positive(self, below, term.ranges, term.weight):
+            if above is None or not is_not_zero(self, below, term.ranges, term.weight):
                 continue
             power = above.power + below.power
             rest = tuple(f for f in term.factors if f is not above and f is not below)

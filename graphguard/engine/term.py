@@ -72,7 +72,7 @@ class Factor(NamedTuple):
                 yield variable
 
     @property
-    def place(self) -> Hashable:
+    def place(self) -> tuple[Hashable, ...]:
         """Equal for the same atom at the same position."""
         return self.atom.id, *(index.key for index in self.at)
 
