@@ -128,7 +128,7 @@ def _summary(done: Sequence[Row], seconds: float) -> Text:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python -m graphguard.demo BUGS.md")
     os.chdir(GALLERY.parent)
     found = find_all_checks([str(GALLERY / "bugs")])
