@@ -108,6 +108,10 @@ def _with_repairs(findings: list[Finding], judgement: Judgement) -> list[Finding
         lines = [*lines, best.used]
     if best.unused is not None:
         lines, best = [best.unused, *lines], replace(best, text=f"nothing uses what this line reduces; {_LACKING}")
+    elif best.instead is not None and best.kind == "scaled":
+        lines = [*lines[:1], best.instead, *lines[1:]]
+    elif best.instead is not None:
+        lines, best = [best.instead, *lines], replace(best, text=best.text.replace("after this line", "in place of this one"))
     if best.kind == "undone":  # what the loss is multiplied by has the same effect
         lines = [*lines, *(each.own for each in tried if each.backward and each.kind == "scaled")]
     if first.distributed is not None and first.distributed.place == lines[0].place:

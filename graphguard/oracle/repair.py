@@ -209,6 +209,14 @@ class Repairs:
                     used[node.source] = used.get(node.source, False) or any((rank, v) in self.needed for v in node.outputs)
         return next((self.suspects.own_lines.of(line) for line, is_used in used.items() if not is_used), None)
 
+    def instead(self, repair: Repair) -> Source | None:
+        """Of a reduction or a number that is missing: a collective that reads the tensor, and does something else."""
+        if repair.kind not in ("reduced", "scaled") or repair.node.communicates:
+            return None
+        rank = next(rank for rank, graph in enumerate(self.joint.graphs) if any(each is repair.node for each in graph.nodes))
+        users = [user for value in repair.node.outputs for _, user in self.rerun.users.get((rank, value), ())]
+        return next((user.source for user in users if user.communicates and user.source is not None), None)
+
     # ------------------------------------------------------------------ the changes
     def _of(self, site: Site) -> Iterator[Repair]:
         if self.rerun.steps > self.most_steps:
@@ -372,6 +380,7 @@ class Tried:
     line: of the operation. own: that line, or the one that called for it, which the sequential program does not run.
     used: the line that first uses the result, or the result of the forward operation whose gradient it is.
     scales: the operation multiplies or divides. unused: the line that does what is missing, to something else.
+    instead: the line that does something else in its place.
     """
 
     kind: str
@@ -383,6 +392,7 @@ class Tried:
     backward: bool
     scales: bool
     unused: Source | None = None
+    instead: Source | None = None
 
     @property
     def lines(self) -> list[Source]:
@@ -402,7 +412,7 @@ def tried(repairs: Repairs) -> tuple[Tried, ...]:
             used = None if each.node.communicates else first_use(suspects.joint, each.node, own_lines)
             backward = each.node.backward
             told = each.kind, each.text, each.weak, line, own, used, backward, each.scales
-            found[line.place, own.place] = Tried(*told, repairs.unused(each))
+            found[line.place, own.place] = Tried(*told, repairs.unused(each), repairs.instead(each))
     return tuple(found.values())
 
 
