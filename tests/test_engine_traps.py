@@ -10,7 +10,7 @@ from graphguard.engine.evaluate import Evaluator
 from graphguard.engine.ops import Ops
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
-from graphguard.engine.value import add, same, scale, taken
+from graphguard.engine.value import add, concat, same, scale, taken
 
 ROWS, COLUMNS, LANES = 8, 6, 4
 _random = np.random.default_rng(3)
@@ -64,6 +64,17 @@ def test_ranges_that_abut_in_some_lanes_only_do_not_merge(ops):
     both = add(ops.table, [ops.sum(ops.cut(x, 0, 0, 4), [0]), ops.sum(ops.cut(x, 0, ends, 8), [0])])
     assert not same(both, ops.sum(x, [0]))
     holds(ops, both, *(ARRAYS["x"][:4].sum(0) + ARRAYS["x"][end:].sum(0) for end in ends))
+
+
+@pytest.mark.parametrize(("end", "terms"), [(3, 2), (2, 3), (4, 3)])
+def test_a_sum_everywhere_goes_on_where_sums_of_parts_end(ops, end, terms):
+    """Rows from 3 on for all columns, and for each half of the columns some of those before."""
+    x = tensor(ops, "x")
+    parts = [ops.sum(ops.cut(ops.cut(x, 1, 3 * half, 3 * half + 3), 0, half, end), [0]) for half in (0, 1)]
+    both = add(ops.table, [concat(ops.table, parts, 0), ops.sum(ops.cut(x, 0, 3, 8), [0])])
+    assert len(both.terms) == terms
+    before = np.concatenate([ARRAYS["x"][half:end, 3 * half : 3 * half + 3].sum(0) for half in (0, 1)])
+    holds(ops, both, before + ARRAYS["x"][3:].sum(0))
 
 
 def test_ranges_of_different_coefficient_do_not_merge(ops):

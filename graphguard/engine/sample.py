@@ -136,7 +136,7 @@ def _drawn(name: int, at: Sequence[Array]) -> Array:
     """A number between 0.5 and 1.5 for each position."""
     mixed: Any = np.asarray(name + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for each in at:
+        for each in (0, *at):
             mixed = (mixed ^ np.asarray(each).astype(np.int64).astype(np.uint64)) * _MIX
             mixed = mixed ^ (mixed >> np.uint64(29))
     return np.asarray(0.5 + (mixed >> np.uint64(11)).astype(float) / 2.0**53)
