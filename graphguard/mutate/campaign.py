@@ -1,6 +1,6 @@
 """Many mutants and rewrites of many checks: `python -m graphguard.mutate.campaign`, from the root of the repository.
 
-The checks take turns, in an order that the seed decides, until there are enough mutants. Cheap checks get more in each turn.
+The checks take turns, in an order that the seed decides, until there are enough. Cheap checks get more in each turn.
 """
 
 from __future__ import annotations
@@ -118,16 +118,16 @@ class Result:
 
 
 def turns(cases: Sequence[Any], plan: Plan, begin: Begin) -> Iterator[Turn]:
-    """Turns of all cases, until there are enough mutants or nothing new is found."""
-    count = 0
+    """Turns of all cases, until there are enough mutants and rewrites, or nothing new is found."""
+    mutants = rewrites = 0
     herds: dict[str, Herd] = {}
     left = list(cases)
     found = True
-    while found and count < plan.mutants and time.time() < plan.until:
+    while found:
         found = False
         for case in list(left):
-            if count >= plan.mutants or time.time() >= plan.until:
-                break
+            if (mutants >= plan.mutants and rewrites >= plan.rewrites) or time.time() >= plan.until:
+                return
             begin(case.name)
             try:
                 if case.name not in herds:
@@ -143,8 +143,8 @@ def turns(cases: Sequence[Any], plan: Plan, begin: Begin) -> Iterator[Turn]:
                 left.remove(case)
                 yield Turn(case.name, failure=f"{case.name}: {type(error).__name__}: {error}")
                 continue
-            count += len(turn.mutants)
-            found = found or bool(turn.mutants)
+            mutants, rewrites = mutants + len(turn.mutants), rewrites + len(turn.rewrites)
+            found = found or bool(turn.mutants or turn.rewrites)
             yield turn
 
 
