@@ -63,6 +63,28 @@ def test_a_reduction_of_something_else_is_named_as_the_one_that_is_missing():
     assert first(gradient, reducing_a_copy, ROWS, outputs={"out": Replicate()}) == ("dist.all_reduce(w.grad.clone())", text)
 
 
+def test_a_collective_that_does_something_else_where_a_sum_is_missing_is_named():
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w):
+            return w.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            grad = grad.clone()
+            dist.all_reduce(grad, op=dist.ReduceOp.MIN)
+            return grad
+
+    def reduced(x, w):
+        (x @ Summed.apply(w.requires_grad_())).square().sum().div(12).backward()
+        return w.grad
+
+    report = gg.verify(gradient, reduced, mesh={"dp": 2}, inputs=ROWS, outputs={"out": Replicate()})
+    named, start = report.findings[0], inspect.getsourcelines(Summed.backward)[1]
+    assert (report.verdict, named.distributed.line - start) == ("refuted", 3)
+    assert named.repair == "with a sum over dp in place of this one all outputs are right"
+
+
 def test_a_number_in_a_backward_that_was_written_comes_before_a_line_of_both_programs():
     class Twice(torch.autograd.Function):
         @staticmethod

@@ -8,6 +8,7 @@ from test_engine_traps import tensor
 from graphguard.engine.ops import Ops
 from graphguard.engine.sample import may_be_equal
 from graphguard.engine.table import Table
+from graphguard.engine.term import ONE, Factor, Index, Term, Value
 from graphguard.engine.value import add, concat, scale
 
 
@@ -38,3 +39,11 @@ def test_sums_that_differ_are_told_apart(one, other, equal):
     ops.table.recording = False
     x, y = tensor(ops, "x"), tensor(ops, "y")
     assert may_be_equal(ops.table, one(ops, x, y), other(ops, x, y)) is equal
+
+
+def test_what_would_take_long_is_let_through():
+    ops = Ops(Table())
+    variables = [next(ops.table.names) for _ in range(2)]
+    large = Factor(ops.table.atom("input", "x"), tuple(Index(((v, 1),)) for v in variables))
+    total = Term(ONE, (large,), dict.fromkeys(variables, (0, 1 << 24)), (), ())
+    assert may_be_equal(ops.table, Value((), (total,)), Value((), ()))

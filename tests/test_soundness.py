@@ -242,6 +242,14 @@ def times_and_over_another_sum(s, v):
     return s / v.sum() * v[:, 0].sum() / v[:, 0].sum()
 
 
+def sum_from_its_log(s, v):
+    return s * v.sum().log().exp()
+
+
+def times_and_over_what_has_a_log(s, v):
+    return s * v.sum() * v.sum() / v.sum()  # of nothing, where the sequential program has zero
+
+
 def root_of_one_sum(s, v):
     return s + v.sum().sqrt()
 
@@ -335,6 +343,7 @@ def on_the_diagonal(s, v, scattered):
         (scores_alone, log_of_rows_of_nothing_minus_itself),
         (over_one_sum, times_and_over_another_sum),
         (root_of_one_sum, times_and_over_what_has_a_root),
+        (sum_from_its_log, times_and_over_what_has_a_log),
         (kept_columns, over_the_exp_of_a_masked_log),
         (nothing, exp_of_infinities_that_cancel),
         (halves, halves_swapped),

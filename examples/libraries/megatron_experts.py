@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
@@ -19,6 +19,7 @@ from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron_distributed import Replicated
 
 import graphguard as gg
 
@@ -89,28 +90,11 @@ def loss(model, ids, positions, mask):
     return model(ids, positions, mask, labels=ids).mean()
 
 
-class Step(gg.train_step):
-    """Each rank has the mean loss of its own tokens."""
-
-    def __init__(self, loss_fn, synchronised=True):
-        super().__init__(loss_fn)
-        self.synchronised = synchronised
-
-    def __call__(self, model, **inputs):
-        if not isinstance(model, DistributedDataParallel):
-            return super().__call__(model, **inputs)
-        loss = self.loss_fn(model, **inputs)
-        loss.backward()
-        if self.synchronised:
-            finalize_model_grads([model])
-        return {"loss": loss.detach(), "grads": {name: p.main_grad for name, p in model.module.named_parameters()}}
-
-
 def verify_layer(distributed, step=None, ep=2, outputs=None, **options):
     return gg.verify_model(
         sequential=alone(layer, **options),
         distributed=distributed,
-        step=step or Step(layer_loss),
+        step=step or Replicated(layer_loss),
         mesh={"ep": ep},
         inputs={"x": gg.Input((SEQUENCE, BATCH, HIDDEN), gg.Shard(0))},
         outputs=outputs or {"loss": gg.Partial("avg")},
@@ -144,7 +128,7 @@ def gpt_with_experts():
     return gg.verify_model(
         sequential=alone(gpt),
         distributed=replicas(gpt, 2),
-        step=Step(loss),
+        step=Replicated(loss),
         mesh={"ep": 2},
         inputs={
             "ids": split(SEQUENCE, high=VOCABULARY), "positions": split(SEQUENCE, high=SEQUENCE),
@@ -173,7 +157,7 @@ def experts_are_averaged_like_replicas():
 
 @gg.check(expect="refuted")
 def gradients_are_not_finalized():
-    return verify_layer(replicas(layer, 2), Step(layer_loss, synchronised=False))
+    return verify_layer(replicas(layer, 2), Replicated(layer_loss, synchronised=False))
 
 
 @gg.check(expect="refuted")
@@ -187,7 +171,7 @@ def results_are_not_sent_back():
             )
         return layer_loss(model, x)
 
-    return verify_layer(replicas(layer, 2), Step(kept))
+    return verify_layer(replicas(layer, 2), Replicated(kept))
 
 
 @gg.check(expect="refuted")
@@ -200,7 +184,7 @@ def loss_is_divided_by_the_ranks():
             loss = loss / parallel_state.get_data_parallel_world_size()
         return loss
 
-    return verify_layer(replicas(layer, 2), Step(divided))
+    return verify_layer(replicas(layer, 2), Replicated(divided))
 
 
 @gg.check(expect="refuted")
@@ -216,4 +200,4 @@ def experts_are_not_weighed():
             SequentialMLP.forward = unweighed
         return layer_loss(model, x)
 
-    return verify_layer(replicas(layer, 2), Step(changed))
+    return verify_layer(replicas(layer, 2), Replicated(changed))

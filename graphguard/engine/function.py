@@ -390,7 +390,7 @@ def log(table: Table, value: Value) -> Value:
 
 def _log(table: Table, value: Value) -> Value:
     inside = [factor for term in value.terms for factor in term.factors]
-    table.require_defined(f._replace(power=-ONE) for f in inside if not may_be_masked_out(table, f.atom))
+    table.require_defined([f._replace(power=-ONE) for f in inside if not may_be_masked_out(table, f.atom)], divides=False)
     if len(value.terms) != 1 or not covers(value.terms[0].box, value.shape):
         return apply(table, "log", [value])
     term = plain(table, value.terms)

@@ -19,6 +19,7 @@ from graphguard.engine.term import DIMS, IDX, IMPULSE, STEP, WINDOW, Atom, Facto
 
 Array = np.ndarray[Any, Any]
 MOST_ELEMENTS = 1 << 14
+MOST_AXES = 30  # numpy has no more than 32
 PLACES = (0.0, 0.61803, 1.0)  # of the elements that are looked at, as parts of each dim
 TOLERANCE = 1e-7
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -89,14 +90,21 @@ def _summed(elements: Array, sizes: Sequence[int]) -> Array:
 def _product(table: Table, factors: Sequence[Factor], places: Mapping[Variable, Array], lane: int) -> Array:
     total: Array = np.ones((1,) * max((each.ndim for each in places.values()), default=0))
     for factor in factors:
+        _require_few([total, *(places[variable] for variable in factor.variables())])
         number = _atom(table, factor.atom, [_position(index, places, lane) for index in factor.at])
         with np.errstate(all="ignore"):
             total = total * (number if factor.power == 1 else np.power(number, float(factor.power)))
-        if total.size > MOST_ELEMENTS:
-            raise _NotKnown
     if not np.isfinite(total).all():
         raise _NotKnown
     return total
+
+
+def _require_few(arrays: Sequence[Array]) -> None:
+    """Before they are combined, as what comes of it could not be held."""
+    axes = max(each.ndim for each in arrays)
+    sizes = [max(each.shape[-axis] for each in arrays if each.ndim >= axis) for axis in range(1, axes + 1)]
+    if axes > MOST_AXES or math.prod(sizes) > MOST_ELEMENTS:
+        raise _NotKnown
 
 
 def _position(index: Index, places: Mapping[Variable, Array], lane: int) -> Array:

@@ -301,18 +301,18 @@ class Table:
             self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
         return self._operands
 
-    def require_defined(self, factors: Iterable[Factor]) -> None:
-        """Note what is divided by, or taken a root of: where the sequential program does so, it is defined; what the
-        ranks alone do so with is taken to be defined, which a report has to say."""
+    def require_defined(self, factors: Iterable[Factor], divides: bool = True) -> None:
+        """Note what is divided by, or taken a root or a log of: where the sequential program does so, it is defined; what the
+        ranks alone do so with is taken to be defined, which a report has to say. divides: the log of zero is no division."""
         factors = tuple(factors)
         if self.trace is not None:
-            self.trace.told(_require_defined, tuple(f.atom for f in factors), tuple(f.power for f in factors))
+            self.trace.told(_require_defined, tuple(f.atom for f in factors), tuple(f.power for f in factors), divides)
         for factor in factors:
             if factor.atom.positive or (factor.power > 0 and (factor.power.denominator == 1 or factor.atom.nonnegative)):
                 continue
             if self.recording:
                 self._required.add(factor.atom.id)
-                self.divisors |= {factor.place} if factor.power < 0 else set()
+                self.divisors |= {factor.place} if divides and factor.power < 0 else set()
             elif factor.atom.id not in self._required:
                 self.taken_as_defined.add(factor.atom.id)
 
@@ -577,8 +577,8 @@ def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
     table.note_operand(term.with_(factors=(term.factors[0]._replace(atom=atoms[0]),)))
 
 
-def _require_defined(table: Table, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...]) -> None:
-    table.require_defined(Factor(atom, (), power) for atom, power in zip(atoms, powers, strict=True))
+def _require_defined(table: Table, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...], divides: bool) -> None:
+    table.require_defined((Factor(atom, (), power) for atom, power in zip(atoms, powers, strict=True)), divides)
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:

@@ -31,7 +31,10 @@ def joined_inside(table: Table, value: Value) -> Value:
         if dim is None:
             continue
         rest = [term for term in value.terms if term is not wide]
-        parted = merged(table, [*rest, *_cut_at(table, wide, dim, narrow.box[dim])])
+        try:
+            parted = merged(table, [*rest, *_cut_at(table, wide, dim, narrow.box[dim])])
+        except Undescribed:  # it stays as it is
+            continue
         if len(parted) < len(value.terms):
             return joined_inside(table, Value(value.shape, parted))
     return value

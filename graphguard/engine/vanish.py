@@ -108,4 +108,4 @@ def _is_log_of_weights(table: Table, factor: Factor, term: Term) -> bool:
         return False
     axes = {-1 - n: index for n, index in enumerate(factor.at)}
     inside = substitute(definition.operands[0][0].factors, axes)
-    return all(is_positive(table, each, term.ranges, term.weight) for each in inside)
+    return all(not may_vanish(table, each.atom) and is_positive(table, each, term.ranges, term.weight) for each in inside)

@@ -25,7 +25,8 @@ ranks, and compares two verdicts on each changed program: that of the prover, an
 - A **rewrite** is a change that should not matter.
 - **Running** means: all ranks in lockstep in float64, on {trials} sets of random inputs, each output compared with the
   sequential one under the relation that was proved before the change. The prover is held to the same relation. What is equal
-  on these and not proved is run on {further} more.
+  on these and not proved is run on {further} more. A difference is not counted in a run in which floats overflow, if there
+  are others.
 - *Caught*: different, and not verified. *UNSOUND*: different, but verified, a false proof; **there must be none**. *Equal,
   verified*: the change did no harm, and the prover sees it. *Equal, unproven*: the prover is too weak, or the numbers do not
   show the difference (a mask of -10000 in place of -20000, a branch that no input took). *Gave up*: equal, but the proof took
