@@ -1,0 +1,1 @@
+"""Programs that must never verify, one file for each place where a hole was."""
