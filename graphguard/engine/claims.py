@@ -21,13 +21,19 @@ Held = Mapping[Tensor, Array]  # what the tensors of one graph held
 
 @dataclass(frozen=True)
 class Wrong:
-    """A tensor that is not what its description says. `rank` is None for the sequential program."""
+    """A tensor that is not what its description says. `rank` is None for the sequential program.
+
+    rounded: what it is made from is only nearly what its descriptions say, so that rounding may be all there is to it.
+    undefined: it holds nan or an infinity there.
+    """
 
     tensor: Tensor
     node: Node | None
     rank: int | None
     difference: float
     reason: str
+    rounded: bool = False
+    undefined: bool = False
 
     def __str__(self) -> str:
         where = "sequential" if self.rank is None else f"rank {self.rank}"
@@ -68,6 +74,7 @@ def audit(
 class _Auditor:
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.result = evaluator, Audit()
+        self.exact: set[Tensor] = set()  # tensors that hold to the last bit what they are described as
 
     def learn(self, described: Any, lane: int, held: Array | None) -> None:
         if isinstance(described, Value) and held is not None:
@@ -99,10 +106,14 @@ class _Auditor:
             self.result.wrong.append(Wrong(tensor, node, rank, float("inf"), f"described as {said.shape}, not {held.shape}"))
             return
         difference = _difference(said, held)
-        if difference.size and difference.max() > TOLERANCE:
+        if not difference.any():
+            self.exact.add(tensor)
+        elif difference.max() > TOLERANCE:
             place = np.unravel_index(int(difference.argmax()), difference.shape)
             reason = f"{held[place]:.9g} at {tuple(map(int, place))} is described as {said[place]:.9g}"
-            self.result.wrong.append(Wrong(tensor, node, rank, float(difference.max()), reason))
+            rounded = node is not None and any(operand not in self.exact for operand in node.operands())
+            undefined = not bool(np.isfinite(held[place]))
+            self.result.wrong.append(Wrong(tensor, node, rank, float(difference.max()), reason, rounded, undefined))
 
 
 def _difference(a: Array, b: Array) -> Array:

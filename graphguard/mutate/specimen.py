@@ -105,7 +105,7 @@ class Specimen:
             path = self._differing(trial, [state.outputs() for state in states])
             if path is None:
                 agreed = True
-            elif any(map(_overflows, states)):
+            elif any(map(overflows, states)):
                 skipped = path  # a proof is of numbers that have room
             else:
                 return f"{path} differs"
@@ -114,7 +114,7 @@ class Specimen:
     def _differing(self, trial: Trial, held: Sequence[Mapping[str, torch.Tensor | None]]) -> str | None:
         for path, wanted in trial.wanted.items():
             parts = {rank: part for rank, outputs in enumerate(held) if (part := outputs.get(path)) is not None}
-            if not _agrees(wanted, parts, self.expected[path], self.mesh, trial.tolerance[path]):
+            if not as_stated(wanted, parts, self.expected[path], self.mesh, trial.tolerance[path]):
                 return path
         return None
 
@@ -157,7 +157,7 @@ _EXPONENTIALS, _SMALLEST = {"exp", "exp2"}, 1e-290
 _PRODUCTS = {"mul", "pow", "prod", "mm", "bmm", "addmm", "dist"} | _EXPONENTIALS
 
 
-def _overflows(state: Run) -> bool:
+def overflows(state: Run) -> bool:
     """Whether finite numbers become infinite, or an exponential nothing, only because floats end somewhere. A division by zero
     is none of these."""
     for node in state.graph.nodes:
@@ -232,7 +232,7 @@ def _within(tensor: torch.Tensor, spec: Any) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------------- whether outputs are as their relation says
-def _agrees(
+def as_stated(
     wanted: torch.Tensor, parts: Mapping[int, torch.Tensor], expected: Expectation, mesh: Mesh, tolerance: float
 ) -> bool:
     if expected.graphs is not None:

@@ -1,0 +1,1 @@
+"""Random programs: every claim of the prover about every tensor of them, against execution on adversarial inputs."""
