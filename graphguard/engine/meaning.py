@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 _erfc = np.vectorize(math.erfc, otypes=[float])
-_lgamma = np.vectorize(math.lgamma, otypes=[float])
+_lgamma = np.vectorize(lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x), otypes=[float])
 
 
 def _sigmoid(x: Any) -> Any:

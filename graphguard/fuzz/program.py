@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from graphguard.capture import ranks
 from graphguard.capture.program import record_outputs
@@ -25,7 +26,6 @@ from graphguard.prune import prune
 from graphguard.relation import chunk
 from graphguard.wellformed import require_wellformed
 
-Tensor = torch.Tensor
 MOST_ELEMENTS = 2048  # of a tensor
 _SHAPES = ((4,), (4, 2), (2, 4), (4, 4), (8,), (4, 3), (2, 2, 2), (1, 4), (6,), ())
 _INPUT_DTYPES = (torch.float32, torch.float32, torch.float32, torch.float64, torch.int64, torch.int64, torch.bool, torch.uint8)
@@ -177,8 +177,8 @@ def _talks(chance: Random, x: Tensor, mesh: Mesh) -> tuple[str, Callable[[Tensor
             "own part": lambda x, talk: chunk(x, x.dim() - 1, talk.at(axis), size),
             "gathered parts": lambda x, talk: talk.all_gather(chunk(x, 0, talk.at(axis), size), axis),
             "all_reduce ": lambda x, talk: talk.all_reduce(x, axis, "SUM"),
-            "padded place": lambda x, talk: torch.cat([torch.zeros_like(x)] * talk.at(axis) + [x] + [torch.zeros_like(x)] * (size - 1 - talk.at(axis))),
-        }  # fmt: skip
+            "padded place": lambda x, talk: torch.cat([x * (place == talk.at(axis)) for place in range(size)]),
+        }
     name = chance.choice(list(found))
     return name.strip(), found[name]
 
@@ -209,7 +209,7 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed} on {self.mesh}"]
-        lines += [f"  input {name}: {given.dtype} {given.shape} cut {given.cut} below {given.high}" for name, given in self.inputs.items()]  # fmt: skip
+        lines += [f"  input {name}: {given}" for name, given in self.inputs.items()]
         first = len(self.inputs)
         for number, step in enumerate(self.steps, first):
             where = f" on rank {step.only}" if step.only is not None else " on ranks" if step.ranks_only or step.talk else ""
@@ -301,8 +301,8 @@ class Graphs:
 
 
 def graphs_of(program: Program) -> Graphs:
-    """Both sides as capture records them, all in this process: the steps leave nothing behind. But torch is patched, so that the
-    process is good for nothing else."""
+    """Both sides as capture records them, all in this process: the steps leave nothing behind. But torch is patched, so that
+    the process is good for nothing else."""
     with _quiet():
         ranks.leave_any_group()
         sequential = _recorded(Graph("sequential"), program.inputs, program.sequential)

@@ -95,7 +95,7 @@ def page(
         further=FURTHER,
         command=command.strip(),
         date=datetime.date.today().isoformat(),
-        commit=_commit(),
+        commit=commit(),
         minutes=f"{seconds / 60:.0f}",
         checks=len({outcome.specimen for outcome in mutants}),
         mutants=f"{every.total:,}" + (f", of {asked:,} that were asked for" if every.total < asked else ""),
@@ -120,6 +120,6 @@ def _reasons(outcomes: Sequence[Outcome]) -> str:
     return table.as_markdown(("why the proof stopped", "programs"), body)
 
 
-def _commit() -> str:
+def commit() -> str:
     asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return os.environ.get("GRAPHGUARD_COMMIT") or asked.stdout.strip() or "unknown"
