@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphguard.mutate import collectives, operations
+from graphguard.mutate import borders, collectives, operations
 from graphguard.mutate.site import Change
 
 KINDS: dict[str, Change] = {
@@ -21,8 +21,14 @@ KINDS: dict[str, Change] = {
     "use a stale value": operations.use_stale_value,
     "change the layout": operations.change_layout,
     "change the operator": operations.change_operator,
+    "drop an output": borders.drop_output,
+    "change an output's path": borders.change_output_path,
+    "change a dtype": borders.change_dtype,
+    "change a range": borders.change_range,
+    "change the label that is ignored": borders.change_ignored,
+    "make it undefined somewhere": borders.make_undefined,
 }
-ON_ONE_RANK = {"change a constant on one rank"}
+ON_ONE_RANK = {"change a constant on one rank", "drop an output"}
 # Of these the ranks of a group must agree, or the ranks do not fit together, which needs no proof to see.
 TOGETHER = {
     "drop a collective", "duplicate a collective", "replace a collective", "change the reduce operation", "change the group",

@@ -43,6 +43,7 @@ class Site:
     constants: dict[Value, Constant] = field(default_factory=dict)
     elsewhere: dict[Node, dict[Value, Value]] = field(default_factory=dict)  # other names in one later node only
     removed: set[Node] = field(default_factory=set)
+    returned: dict[str, Value | None] = field(default_factory=dict)  # other outputs
     _fresh: int = 0
 
     # ------------------------------------------------------------------ what is here
@@ -164,11 +165,15 @@ class Site:
         changed = replace(
             self.graph,
             nodes=[node for node in nodes if node.op != "dist.wait" or node.kwargs["work"] in started],
-            outputs={path: self.renamed.get(v, v) if v is not None else None for path, v in self.graph.outputs.items()},
+            outputs={path: self.renamed.get(v, v) if v is not None else None for path, v in self._outputs()},
             constants={**self.graph.constants, **self.constants},
         )
         prune(changed)
         return changed
+
+    def _outputs(self) -> Iterator[tuple[str, Value | None]]:
+        for path, value in self.graph.outputs.items():
+            yield path, self.returned.get(path, value)
 
     def concerned(self) -> list[Node]:
         """Whose lines a report should name: the node, and those that use what it gave. Of something that is left out the line

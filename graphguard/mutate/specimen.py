@@ -33,9 +33,15 @@ Tensors = dict[str, torch.Tensor]
 # How near is equal: much nearer than in the oracle, so that a small fault counts. Inputs are moved by about as much as float64
 # rounds; what that does to an output says what rounding may do.
 _NUDGE, _OF_MOVED, _OF_LARGEST = 1e-13, 1e3, 1e-10
-_SCALES = (1.0, 1.0, 3.0, 0.25)  # of the inputs, one for each trial
-WHOLE = len(_SCALES)  # the number of a trial of small whole numbers, where there are ties and zeros
-TRIALS = len(_SCALES) + 1
+_SCALES = (1.0, 1.0, 3.0, 0.25)  # of the inputs, one for each of the first trials
+_AWKWARD: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (  # what becomes of the inputs in those after them
+    torch.round,  # ties and zeros
+    lambda t: torch.zeros_like(t),
+    lambda t: torch.full_like(t, 1 if t.is_floating_point() or t.dtype == torch.bool else _largest(t)),
+    lambda t: -t.abs() if t.is_floating_point() else t,
+    lambda t: (torch.arange(t.numel()) == t.numel() // 2).reshape(t.shape).to(t.dtype),
+)
+TRIALS = len(_SCALES) + len(_AWKWARD)
 FURTHER = 24  # of what seems to be equal, and is not proved
 TINY = TRIALS  # the first of them, for what only counts near zero
 
@@ -149,7 +155,7 @@ def specimen(name: str, job: Job) -> Specimen:
     difference = made.difference(made.joint)
     if difference is not None:
         raise InternalError(f"{name} is verified, but its ranks compute something else ({difference}); please report it")
-    made.trials += filter(made.agrees, [made.draw(WHOLE)])
+    made.trials += filter(made.agrees, map(made.draw, range(len(_SCALES), TRIALS)))
     return made
 
 
@@ -180,20 +186,25 @@ def _as_proved(proof: Proof, path: str) -> Expectation:
 
 def _trial(made: Specimen, found: Interpretation, specs: Mapping[str, Any], seed: int) -> Trial:
     """Inputs in the ranges that the proof assumes."""
+    awkward = _AWKWARD[seed - len(_SCALES)] if len(_SCALES) <= seed < TRIALS else None
     given = random_inputs(found, made.sequential, seed)
     for name, tensor in given.items():
-        if tensor.is_floating_point():
-            given[name] = _within(_resized(tensor, seed), specs.get(name))
+        if awkward is not None:
+            given[name] = tensor = awkward(tensor) if tensor.is_floating_point() else _among(tensor, awkward(tensor))
+        elif tensor.is_floating_point():
+            tensor = tensor * (2.0**-30 if seed == TINY else _SCALES[seed % len(_SCALES)])
+        given[name] = _within(tensor, specs.get(name)) if tensor.is_floating_point() else tensor
     wanted = _outputs(made.sequential, given)
-    moved = wanted if seed == WHOLE else _outputs(made.sequential, _nudged(given, seed))
+    moved = wanted if awkward is not None else _outputs(made.sequential, _nudged(given, seed))
     tolerance = {path: _tolerance(tensor, moved[path]) for path, tensor in wanted.items()}
     return Trial([_outputs(relation, given) for relation in made.relations], wanted, tolerance)
 
 
-def _resized(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    if seed == WHOLE:
-        return tensor.round()
-    return tensor * (2.0**-30 if seed == TINY else _SCALES[seed % len(_SCALES)])
+def _among(drawn: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Other whole numbers, as far as they lie between those that were drawn in their range."""
+    if drawn.dtype == torch.bool or not drawn.numel():
+        return others
+    return others.clamp(drawn.min(), drawn.max())
 
 
 def _outputs(graph: Graph, inputs: Tensors) -> Tensors:
