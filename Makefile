@@ -35,7 +35,7 @@ bench: $(STAMP)
 
 # 20,000 mutants and 2,000 rewrites of the proof cases, judged by execution and by the prover: about an hour on two cores.
 campaign: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m graphguard.mutate.campaign --jobs 2 --locate-every 25 --write docs/soundness.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m graphguard.mutate.campaign --jobs 2 --locate-every 25 --write docs/campaign.md
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

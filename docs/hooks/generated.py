@@ -40,8 +40,6 @@ def below(page):
     if page == "gallery/index.md":
         strategies, bugs = examples()
         return [page, {"Strategies": [page_of(file) for file in strategies]}, {"Faults": [page_of(file) for file in bugs]}]
-    if page == PROVER and (ROOT / "docs" / "soundness.md").exists():  # `make campaign` writes it
-        return [page, {"Mutants": "soundness.md"}]
     return [page]
 
 

@@ -279,7 +279,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4, help="leave out cases with more ranks")
     parser.add_argument("--cases", default="tests/cases", help="folder of proof cases")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument("--write", help="page to write, for example docs/soundness.md")
+    parser.add_argument("--write", help="page to write, for example docs/campaign.md")
     parser.add_argument("--keep", type=Path, help="file that keeps all outcomes, as a pickle")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""The page that a campaign writes: docs/soundness.md."""
+"""The page that a campaign writes: docs/campaign.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphguard.mutate.mutants import KINDS
 from graphguard.mutate.rewrites import REWRITES
 
 _TEMPLATE = """\
-# Soundness, measured
+# Mutants
 
 This page is written by `make campaign`. It takes the proof cases of `tests/cases` that verify, changes the graphs of their
 ranks, and compares two verdicts on each changed program: that of the prover, and that of running it.
