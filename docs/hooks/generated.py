@@ -20,7 +20,6 @@ from graphguard.lemmas.registry import rows
 from graphguard.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
-PROVER = {"What the prover says": "semantics.md"}
 STRATEGIES, CASES = "<!-- strategies -->", "<!-- cases -->"
 
 
