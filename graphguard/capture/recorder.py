@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):
         self.random_state = RandomState()
         self.assumptions: dict[str, None] = {}
         self.failure: CaptureError | None = None  # the first one, kept in case the program catches it
-        self.constructed = 0  # so many of the first nodes only built a module
+        self.is_program = False  # whether a rank's program runs, which may communicate, as its input relation may not
         self.next_work = 0
         self._adopted: list[tuple[torch.Tensor, Value]] = []
         self.coalesced: int | None = None  # the work id of a block of communication that is started as one

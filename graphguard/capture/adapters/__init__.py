@@ -47,7 +47,7 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
 
 def _adjust_for_ranks(recorder: Recorder, holders: Holders, objects: ObjectExchange) -> None:
     watch_waits(recorder)
-    groups.make_groups_of_one_backend(holders)
+    groups.make_groups_of_one_backend(recorder, holders)
     objects.recorder = recorder
     for name in OBJECT_COLLECTIVES:
         holders.replace(getattr(dist, name), getattr(objects, name))
