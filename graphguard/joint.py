@@ -9,7 +9,7 @@ each by its number, and the members find each other by that name. When no rank c
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from graphguard.agreement import ONE_ORDER, called, disagreement, inconsistency, pairwise
@@ -56,14 +56,16 @@ def join(graphs: Sequence[Graph]) -> Joint:
     return _Play(graphs).run()
 
 
-def first_mismatch(graphs: Sequence[Graph]) -> Finding | None:
-    """The first call that does not fit, of ranks some of which end early: what is missing after that means nothing."""
+def first_mismatch(graphs: Sequence[Graph], raised: Collection[int]) -> Finding | None:
+    """The first call that does not fit, of ranks some of which raise at their end: what is missing after that means nothing.
+    If no rank comes so far that it could raise, it is what they wait for."""
     play = _Play(graphs)
     try:
         play.play()
     except _Stop as stop:
         return stop.finding
-    return None
+    comes_so_far = not raised or any(play.ranks[rank].done for rank in raised)
+    return None if comes_so_far else next(play.stuck(), None)
 
 
 class _Stop(Exception):
@@ -111,7 +113,7 @@ class _Play:
         findings = [finding for graph in self.graphs for finding in graph.findings]
         try:
             self.play()
-            findings += list(self._stuck()) or list(self._left_over())
+            findings += list(self.stuck()) or list(self._left_over())
         except _Stop as stop:
             findings.append(stop.finding)
         return Joint(self.graphs, self.matches, findings, self.by_node)
@@ -188,7 +190,7 @@ class _Play:
                 raise _Stop(Finding(kind, message, (rank, newcomer), _sources(node, other)))
 
     # ------------------------------------------------------------------ what is left when nothing moves
-    def _stuck(self) -> Iterator[Finding]:
+    def stuck(self) -> Iterator[Finding]:
         waiting = {rank: match for rank, state in enumerate(self.ranks) if (match := state.waits_for()) is not None}
         if not waiting:
             return

@@ -5,7 +5,9 @@ from __future__ import annotations
 from graphguard.ir import Graph, Node, Value
 from graphguard.joint import NEW_GROUP, Joint
 
-CONSTRUCTION = "communication while the module was built, whose parameters are inputs since, is matched but not part of the graph"
+CONSTRUCTION = (
+    "communication while the module was built, whose parameters are inputs since, is matched but not part of the graph"
+)
 
 
 def prune(graph: Graph) -> None:

@@ -171,7 +171,8 @@ def _first_said(failures: dict[int, GraphGuardError], answers: dict[int, _Answer
         elif rank is not None and answer is not None and answer.complete:
             graphs[rank] = answer.graphs[-1]
     world = len({rank for rank in whats if rank is not None})
-    finding = first_mismatch([graphs[rank] for rank in range(world)]) if len(graphs) == world else None
+    raised = [rank for rank in map(whats.__getitem__, failures) if rank is not None]
+    finding = first_mismatch([graphs[rank] for rank in range(world)], raised) if len(graphs) == world else None
     if finding is not None:
         return MismatchError(str(error), finding)
     if isinstance(error, ProgramError):

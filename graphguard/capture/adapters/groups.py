@@ -9,8 +9,10 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from graphguard.capture.adapters.around import OWN_WORLD
 from graphguard.capture.adapters.holders import Holders
 from graphguard.capture.collectives import group_of, make_group, meet
+from graphguard.errors import CaptureError
 from graphguard.findings import Finding
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ def make_groups_of_one_backend(recorder: Recorder, holders: Holders) -> None:
         return make(ranks, timeout, None, None, *args, **kwargs)
 
     def make_recorded(size: Any, rank: Any, ranks: Any, backend: Any, store: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ranks:
+            raise recorder.failed(CaptureError(OWN_WORLD))
         made = make_named(size, rank, ranks, backend, store, name, *args, **kwargs)
         if made[0] is c10d.GroupMember.NON_GROUP_MEMBER or made[0].group_name == name:  # else there was one of this tag
             make_group(recorder, ranks, name)
