@@ -6,7 +6,7 @@ from graphguard.ir import Graph, Node, Value
 from graphguard.joint import NEW_GROUP, Joint
 
 CONSTRUCTION = (
-    "communication while the module was built, whose parameters are inputs since, is matched but not part of the graph"
+    "communication while the module was built, whose parameters are inputs since, is matched, but not in the graph"
 )
 
 

@@ -185,7 +185,7 @@ class Recorder(TorchDispatchMode):
             return self._read_scalar(info, args)
         if info.namespace in _COMMUNICATING:
             raise CaptureError(
-                f"{info.name} communicates in a way that is not modelled; use the collectives of torch.distributed"
+                f"{info.name} communicates in a way that is not modelled; use torch.distributed's collectives"
             )
         return self._record(Invocation(info, args, kwargs, self.aliases))
 

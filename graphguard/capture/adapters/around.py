@@ -13,8 +13,8 @@ from graphguard.errors import CaptureError
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
-_OF_BACKENDS = ("_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced", "allreduce",
-                "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "monitored_barrier", "recv",
+_OF_BACKENDS = ("_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced", "allreduce", "recv",
+                "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "monitored_barrier",
                 "recv_anysource", "reduce", "reduce_scatter", "scatter", "send")  # fmt: skip
 _OF_STORES = ("add", "append", "barrier", "check", "compare_set", "delete_key", "get", "list_keys", "multi_get", "multi_set",
               "num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait")  # fmt: skip
