@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from graphguard.ir import Node, Value
 
 Side = tuple[int, Node]  # position in the group, node
+ONE_ORDER = "every rank makes every group, also those that it is not in, and all in one order"
 
 
 def disagreement(group: tuple[int, ...], rank: int, node: Node, other: int, its: Node) -> tuple[str, str] | None:
@@ -15,6 +17,8 @@ def disagreement(group: tuple[int, ...], rank: int, node: Node, other: int, its:
         text = _message(node, its)
     elif called(node) != called(its):
         text = f"{called(node)} against {called(its)}"
+    elif node.kwargs["group"] != its.kwargs["group"]:
+        text = f"a group of ranks {_ranks(node)} against one of ranks {_ranks(its)}; {ONE_ORDER}"
     else:
         text = _attributes(node, its)
         if text is None and node.op in _RULES:
@@ -25,6 +29,16 @@ def disagreement(group: tuple[int, ...], rank: int, node: Node, other: int, its:
     if node.kwargs.get("strides") != its.kwargs.get("strides") or ("strides" in node.kwargs and _shape(node) != _shape(its)):
         return "strided-buffer", "the memory of their tensors is laid out differently; use `.contiguous()`"
     return None
+
+
+def pairwise(node: Node) -> bool:
+    """Whether a rank must be compared with every other: what one sends is what the other expects. Where all do the same, to
+    agree with one is to agree with all."""
+    return node.op in _PAIRWISE
+
+
+def _ranks(node: Node) -> list[int]:
+    return list(node.kwargs["group"])  # type: ignore[arg-type]
 
 
 def _shape(node: Node) -> tuple[int, ...]:
@@ -89,44 +103,57 @@ def _message(node: Node, its: Node) -> str | None:
 
 
 def _same_input(a: Side, b: Side) -> str | None:
+    """Backends send memory, and look at no shape of another rank: as many elements of one dtype will do."""
     mine, its = next(a[1].operands()), next(b[1].operands())
-    return None if mine.type == its.type else f"{mine.type} against {its.type}"
+    return None if _as_many(mine, its) else f"{mine.type} against {its.type}"
 
 
-def _fits(sent: Value, received: Value) -> str | None:
-    return None if sent.type == received.type else f"{sent.type} is sent where {received.type} is expected"
+def _as_many(a: Value, b: Value) -> bool:
+    return a.dtype == b.dtype and a.numel == b.numel
+
+
+def _fits(sent: Value, a: Node, received: Value, b: Node) -> str | None:
+    """What one rank sends is what another one expects: the same type, or as much memory if neither rank's own tensors differ
+    in shape, which gloo refuses. Of those, backends take lists of different shapes only if they are exactly right."""
+    if sent.type == received.type or (a is not b and _as_many(sent, received) and _is_uniform(a) and _is_uniform(b)):
+        return None
+    return f"{sent.type} is sent where {received.type} is expected"
+
+
+def _is_uniform(node: Node) -> bool:
+    return len({value.shape for value in (*node.operands(), *node.outputs)}) == 1
 
 
 def _all_gather(a: Side, b: Side) -> str | None:
-    return _fits(next(a[1].operands()), b[1].outputs[a[0]])
+    return _fits(next(a[1].operands()), a[1], b[1].outputs[a[0]], b[1])
 
 
 def _reduce_scatter(a: Side, b: Side) -> str | None:
-    return _fits(list(a[1].operands())[b[0]], b[1].outputs[0])
+    return _fits(list(a[1].operands())[b[0]], a[1], b[1].outputs[0], b[1])
 
 
 def _all_to_all(a: Side, b: Side) -> str | None:
-    return _fits(list(a[1].operands())[b[0]], b[1].outputs[a[0]])
+    return _fits(list(a[1].operands())[b[0]], a[1], b[1].outputs[a[0]], b[1])
 
 
 def _all_to_all_single(a: Side, b: Side) -> str | None:
     sent, received = next(a[1].operands()), b[1].outputs[0]
     rows: int = a[1].kwargs["input_splits"][b[0]]  # type: ignore[index, assignment]
     expected: int = b[1].kwargs["output_splits"][a[0]]  # type: ignore[index, assignment]
-    if rows != expected:
-        return f"{rows} rows are sent where {expected} are expected"
-    if sent.dtype != received.dtype or sent.shape[1:] != received.shape[1:]:
+    if sent.dtype != received.dtype or rows * math.prod(sent.shape[1:]) != expected * math.prod(received.shape[1:]):
+        if rows != expected:
+            return f"{rows} rows are sent where {expected} are expected"
         return f"rows of {sent.type} are sent where rows of {received.type} are expected"
     return None
 
 
 def _gather(a: Side, b: Side) -> str | None:
-    return _fits(next(a[1].operands()), b[1].outputs[a[0]]) if b[1].outputs else _same_dtype(a, b)
+    return _fits(next(a[1].operands()), a[1], b[1].outputs[a[0]], b[1]) if b[1].outputs else _same_dtype(a, b)
 
 
 def _scatter(a: Side, b: Side) -> str | None:
     pieces = list(a[1].operands())
-    return _fits(pieces[b[0]], b[1].outputs[0]) if pieces else None
+    return _fits(pieces[b[0]], a[1], b[1].outputs[0], b[1]) if pieces else None
 
 
 def _same_dtype(a: Side, b: Side) -> str | None:
@@ -147,3 +174,5 @@ _RULES: dict[str, Callable[[Side, Side], str | None]] = {
     "dist.gather": _gather,
     "dist.scatter": _scatter,
 }
+_PAIRWISE = {"dist.send", "dist.recv", "dist.all_gather", "dist.reduce_scatter", "dist.all_to_all", "dist.all_to_all_single",
+             "dist.gather", "dist.scatter"}  # fmt: skip

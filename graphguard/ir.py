@@ -218,6 +218,7 @@ class Graph:
     rank: int | None = None
     assumptions: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
+    built: int = 0  # so many of the first nodes only built a module; they are dropped once the ranks are matched
 
     def values(self) -> Iterator[Value]:
         """Every value, each once, in the order of definition."""

@@ -2,20 +2,22 @@
 
 The ranks are played side by side. Starting communication never blocks; `dist.wait` blocks until every rank that takes part
 has started its share. Collectives of a group are matched in the order in which each rank starts them, messages in the order
-of their (sender, receiver, tag). When no rank can go on, the ranks that wait are the fault.
+of their (sender, receiver, tag). To make a group is to meet its other members: torch counts the groups that a rank makes, names
+each by its number, and the members find each other by that name. When no rank can go on, the ranks that wait are the fault.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from graphguard.agreement import called, disagreement, inconsistency
+from graphguard.agreement import ONE_ORDER, called, disagreement, inconsistency, pairwise
 from graphguard.findings import Finding
 from graphguard.ir import Graph, Node, Source
 
 MESSAGES = ("dist.send", "dist.recv")
+NEW_GROUP = "dist.new_group"
 
 
 @dataclass
@@ -54,14 +56,16 @@ def join(graphs: Sequence[Graph]) -> Joint:
     return _Play(graphs).run()
 
 
-def first_mismatch(graphs: Sequence[Graph]) -> Finding | None:
-    """The first call that does not fit, of ranks some of which end early: what is missing after that means nothing."""
+def first_mismatch(graphs: Sequence[Graph], raised: Collection[int]) -> Finding | None:
+    """The first call that does not fit, of ranks some of which raise at their end: what is missing after that means nothing.
+    If no rank comes so far that it could raise, it is what they wait for."""
     play = _Play(graphs)
     try:
         play.play()
     except _Stop as stop:
         return stop.finding
-    return None
+    comes_so_far = not raised or any(play.ranks[rank].done for rank in raised)
+    return None if comes_so_far else next(play.stuck(), None)
 
 
 class _Stop(Exception):
@@ -109,7 +113,7 @@ class _Play:
         findings = [finding for graph in self.graphs for finding in graph.findings]
         try:
             self.play()
-            findings += list(self._stuck()) or list(self._left_over())
+            findings += list(self.stuck()) or list(self._left_over())
         except _Stop as stop:
             findings.append(stop.finding)
         return Joint(self.graphs, self.matches, findings, self.by_node)
@@ -123,7 +127,7 @@ class _Play:
         """Play one rank until it has to wait."""
         state, moved = self.ranks[rank], False
         while not state.done and state.waits_for() is None:
-            if state.current.op != "dist.wait":
+            if state.current.op != "dist.wait" and not _of_others(rank, state.current):
                 match = self._start(rank, state.current)
                 self.by_node[state.current] = match
                 state.open[state.current.kwargs["work"]].append(match)
@@ -133,7 +137,7 @@ class _Play:
 
     def _start(self, rank: int, node: Node) -> Match:
         group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
-        problem = inconsistency(group, rank, node)
+        problem = None if node.op == NEW_GROUP else inconsistency(group, rank, node)
         if problem is not None:
             message = f"rank {rank} calls {node.op} at {node.source}: {problem}"
             raise _Stop(Finding("collective-mismatch", message, (rank,), _sources(node)))
@@ -147,8 +151,11 @@ class _Play:
         group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
         channel = (group, node.kwargs.get("channel", 0))
         turn = self.started[channel, rank]
-        self.started[channel, rank] += 1
-        key = (channel, turn)
+        key: tuple[object, ...] = (channel, turn)
+        if node.op == NEW_GROUP:
+            key = (node.kwargs["name"], rank) if group == (rank,) else (node.kwargs["name"],)  # alone, nobody is looked for
+        else:
+            self.started[channel, rank] += 1
         if key not in self.collectives:
             self.collectives[key] = self._new_match(node.op, group)
         return self.collectives[key]
@@ -173,18 +180,17 @@ class _Play:
         return match
 
     def _require_agreement(self, match: Match, newcomer: int) -> None:
-        for rank, node in match.nodes.items():
-            if rank == newcomer:
-                continue
-            problem = disagreement(match.group, rank, node, newcomer, match.nodes[newcomer])
+        other = match.nodes[newcomer]
+        others = [(rank, node) for rank, node in match.nodes.items() if rank != newcomer]
+        for rank, node in others if pairwise(other) else others[:1]:
+            problem = disagreement(match.group, rank, node, newcomer, other)
             if problem is not None:
                 kind, text = problem
-                other = match.nodes[newcomer]
                 message = f"rank {rank} at {node.source} and rank {newcomer} at {other.source} disagree: {text}"
                 raise _Stop(Finding(kind, message, (rank, newcomer), _sources(node, other)))
 
     # ------------------------------------------------------------------ what is left when nothing moves
-    def _stuck(self) -> Iterator[Finding]:
+    def stuck(self) -> Iterator[Finding]:
         waiting = {rank: match for rank, state in enumerate(self.ranks) if (match := state.waits_for()) is not None}
         if not waiting:
             return
@@ -201,8 +207,10 @@ class _Play:
     def _never_comes(self, match: Match, present: int, missing: int) -> bool:
         """Whether a rank that is waited for has ended, or has no counterpart of the message in what it has yet to do."""
         state, mine = self.ranks[missing], match.nodes[present]
-        if state.done or mine.op not in MESSAGES:
+        if state.done or mine.op not in (*MESSAGES, NEW_GROUP):
             return state.done
+        if mine.op == NEW_GROUP:
+            return not any(_same_group(node, mine) for node in state.nodes[state.position :])
         same = ("tag", "group", "channel")
         return not any(
             node.op in MESSAGES and node.op != mine.op and node.kwargs["peer"] == present
@@ -227,8 +235,42 @@ class _Play:
                 f"but rank {missing} never {'receives' if sends else 'sends'} it"
             )
             return Finding("unmatched-message", message, (present, missing), _sources(node))
+        if node.op == NEW_GROUP:
+            message = (
+                f"rank {present} makes the group of ranks {list(match.group)} at {node.source}, where rank {missing} does not: "
+                f"{'members must be in equally many groups by then' if _is_local(node) else ONE_ORDER}"
+            )
+            return Finding("collective-mismatch", message, (present, missing), _sources(node))
         message = f"rank {present} calls {called(node)} at {node.source}, but rank {missing} of its group never does"
         return Finding("collective-mismatch", message, (present, missing), _sources(node))
+
+
+def made_by_some(graphs: Sequence[Graph]) -> str | None:
+    """In words, whether ranks leave out or change groups that they are not in. Gloo does not mind if no other group follows."""
+    made = [[node for node in graph.nodes if node.op == NEW_GROUP and not _is_local(node)] for graph in graphs]
+    most = max(made, key=len, default=[])
+    for rank, its in enumerate(made):
+        for number, node in enumerate(most):
+            if number >= len(its) or its[number].kwargs["group"] != node.kwargs["group"]:
+                group = list(node.kwargs["group"])  # type: ignore[arg-type]
+                return (f"rank {rank} does not make the group of ranks {group}, which others make at {node.source}: the backend "
+                        "lets it leave out groups that it is not in (gloo does, NCCL with a bound device does not)")  # fmt: skip
+    return None
+
+
+def _is_local(node: Node) -> bool:
+    """Whether only the members make the group: it is then named by its ranks, not by a number."""
+    return not str(node.kwargs["name"]).isdigit()
+
+
+def _of_others(rank: int, node: Node) -> bool:
+    """Whether a rank makes a group that it is not in: it counts it, and goes on."""
+    group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
+    return node.op == NEW_GROUP and rank not in group
+
+
+def _same_group(node: Node, other: Node) -> bool:
+    return node.op == NEW_GROUP and all(node.kwargs[key] == other.kwargs[key] for key in ("name", "group"))
 
 
 def _cycle(absent: dict[int, list[int]]) -> list[int]:

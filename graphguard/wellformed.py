@@ -28,6 +28,7 @@ _ARITY: dict[str, tuple[int, int | None, int, int | None]] = {
     "dist.send": (1, 1, 0, 0),
     "dist.recv": (0, 0, 1, 1),
     "dist.barrier": (0, 0, 0, 0),
+    "dist.new_group": (0, 0, 0, 0),
     "dist.wait": (0, 0, 0, 0),
 }
 _NEEDS_REDUCE = {"dist.all_reduce", "dist.reduce", "dist.reduce_scatter", "dist.reduce_scatter_tensor"}
@@ -147,7 +148,9 @@ def _communication(node: Node, rank: int | None, world: int) -> Iterator[str]:
     if not isinstance(group, tuple) or not group or not all(type(r) is int and 0 <= r < world for r in group):
         yield f"{node} has no group of ranks below {world}"
         return
-    if len(set(group)) != len(group) or rank not in group:
+    if node.op == "dist.new_group" and type(node.kwargs.get("name")) is not str:
+        yield f"{node} has no name"
+    if len(set(group)) != len(group) or (rank not in group and node.op != "dist.new_group"):
         yield f"{node} runs on rank {rank}, which its group {group} does not name once"
     if node.op in _NEEDS_REDUCE and node.kwargs.get("reduce") not in _REDUCTIONS:
         yield f"{node} has the unknown reduce operation {node.kwargs.get('reduce')!r}"

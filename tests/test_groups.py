@@ -10,7 +10,7 @@ from harness import assert_means, assert_replays_as_gloo, capture_ranks, named
 from torch.distributed import init_device_mesh
 
 from graphguard import Input, Shard
-from graphguard.errors import CaptureError
+from graphguard.errors import CaptureError, MismatchError
 
 F64 = torch.float64
 ROWS = {"x": Input((12, 3), Shard(0), F64)}
@@ -70,14 +70,16 @@ def test_an_object_with_a_tensor_inside_is_refused():
         capture_ranks(program, 2, ROWS)
 
 
-def test_an_object_that_no_rank_sends_is_refused():
+def test_an_object_that_no_rank_sends_is_a_fault_of_the_communication():
     def program(x):
         if rank() == 0:
             dist.recv_object_list([None], src=1)
         return x
 
-    with pytest.raises(CaptureError, match="ranks 0 wait in an object collective for objects that no rank sends"):
+    with pytest.raises(MismatchError, match="ranks 0 wait in an object collective for objects that no rank sends") as caught:
         capture_ranks(program, 2, ROWS)
+    assert caught.value.finding.kind == "unmatched-message"
+    assert caught.value.finding.message.endswith("but rank 1 never sends it")
 
 
 # ---------------------------------------------------------------------- groups

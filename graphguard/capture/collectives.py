@@ -57,15 +57,38 @@ def group_of(given: Any) -> Group:
         given = dist.distributed_c10d._resolve_process_group(given)
     elif isinstance(given, torch.ScriptObject):
         given = ProcessGroup.unbox(given)
-    ranks = dist.get_process_group_ranks(given)
-    group = Group(ranks)
-    same = [name for pg, name in dist.distributed_c10d._world.pg_names.items() if _ranks(pg) == ranks]
-    group.channel = same.index(given.group_name)
+    group = Group(dist.get_process_group_ranks(given))
+    group.channel = _channel(tuple(group), given.group_name)
     return group
 
 
-def _ranks(group: ProcessGroup) -> list[int]:
-    return list(dist.distributed_c10d._world.pg_group_ranks[group])
+_names: dict[tuple[int, ...], list[str]] = {}  # of the groups over the same ranks, those that are destroyed too
+
+
+def _channel(ranks: tuple[int, ...], name: str) -> int:
+    """Which of the groups over the same ranks it is, in the order in which they were made."""
+    names = _names.setdefault(ranks, [])
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+def make_group(recorder: Recorder, ranks: Sequence[int], name: str) -> None:
+    """A rank makes a group. Its members meet; a rank that is not in it counts it, and goes on."""
+    group, work = Group(ranks), new_work(recorder)
+    recorder.locate()
+    _require_program(recorder, "makes a group of ranks")
+    recorder.emit("dist.new_group", (), {"group": tuple(group), "name": name, "work": work}, ())
+    if recorder.graph.rank in group:
+        _channel(tuple(group), name)
+        wait(recorder, work)
+
+
+def _require_program(recorder: Recorder, does: str) -> None:
+    if not recorder.is_program:
+        raise recorder.failed(CaptureError(
+            f"the input relation {does}; it says which part of the inputs a rank has, so communicate in the program itself"
+        ))  # fmt: skip
 
 
 def reduce_arguments(reduce_op: Any) -> dict[str, Arg]:
@@ -130,6 +153,7 @@ def communicate_as(
     that the operator sends a contiguous copy of what it reads, which may then be changed at once."""
     if recorder.graph.rank is None:
         return _alone(recorder, work, op, group, reads, fills, **attributes)
+    _require_program(recorder, f"communicates ({op})")
     aliases = recorder.aliases
     read_tensors = [reads] if isinstance(reads, torch.Tensor) else list(reads)
     read_cells = [aliases.cell(tensor) for tensor in read_tensors]
@@ -381,7 +405,13 @@ def _barrier(recorder: Recorder, process_group: Any, **_: Any) -> int:
 
 
 def _monitored_barrier(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    wait(recorder, communicate(recorder, "dist.barrier", group_of(args[1]), [], []))
+    meet(recorder, group_of(args[1]), "monitored_barrier")
+
+
+def meet(recorder: Recorder, group: Group, what: str, **attributes: Arg) -> None:
+    """A barrier by another name: messages that carry nothing of the program, for which the ranks wait all the same."""
+    recorder.locate()
+    wait(recorder, communicate(recorder, "dist.barrier", group, [], [], objects=what, **attributes))
 
 
 # ---------------------------------------------------------------------- functional collectives

@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from graphguard.capture.collectives import Group, communicate, group_of, wait
+from graphguard.capture.collectives import Group, communicate, group_of, meet, wait
 from graphguard.errors import CaptureError
 
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
+    from graphguard.ir import Graph
 
 Key = tuple[object, ...]
 Sent = dict[tuple[Key, int], bytes]
@@ -30,6 +31,8 @@ Sent = dict[tuple[Key, int], bytes]
 
 class ObjectsMissing(BaseException):
     """Other ranks must be captured further first. Not an Exception, so that no program catches it."""
+
+    before: Graph | None = None  # what the rank had communicated until then
 
 
 class _Pickler(pickle.Pickler):
@@ -147,9 +150,7 @@ class ObjectExchange:
 
     def _meet(self, kind: str, ranks: Group, root: int | None = None) -> Key:
         """The ranks of the group wait for each other, as in torch, where tensors carry the objects."""
-        self.recorder.locate()
-        about = {"objects": kind} if root is None else {"objects": kind, "root": root}
-        wait(self.recorder, communicate(self.recorder, "dist.barrier", ranks, [], [], **about))
+        meet(self.recorder, ranks, kind, **({} if root is None else {"root": root}))
         return self._key(kind, tuple(ranks), ranks.channel)
 
     def _key(self, kind: str, *channel: object) -> Key:

@@ -81,7 +81,7 @@ class ModelProgram:
                 if layout is not None:
                     recorder.graph.input_layouts[PARAMETERS + name] = layout
             outputs = self.step(module, **inputs)
-        recorder.constructed = construction
+        recorder.graph.built = construction
         return outputs
 
 

@@ -29,6 +29,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
 _ALIASES = {"aten.detach.default", "aten.detach_.default", "aten.alias.default", "aten.lift_fresh.default"}
 _SILENT_NAMESPACES = {"profiler"}
+_COMMUNICATING = {"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
 _RENAMES = {"aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.t.default",
             "aten.transpose.int"}  # fmt: skip
 _SELECTIONS = {"aten.index.Tensor", "aten.masked_select.default"}  # only the mask decides on the shape of the result
@@ -51,7 +52,7 @@ class Recorder(TorchDispatchMode):
         self.random_state = RandomState()
         self.assumptions: dict[str, None] = {}
         self.failure: CaptureError | None = None  # the first one, kept in case the program catches it
-        self.constructed = 0  # so many of the first nodes only built a module
+        self.is_program = False  # whether a rank's program runs, which may communicate, as its input relation may not
         self.next_work = 0
         self._adopted: list[tuple[torch.Tensor, Value]] = []
         self.coalesced: int | None = None  # the work id of a block of communication that is started as one
@@ -182,6 +183,10 @@ class Recorder(TorchDispatchMode):
             return self._rename_dims(info, args, kwargs)
         if info.reads_scalar:
             return self._read_scalar(info, args)
+        if info.namespace in _COMMUNICATING:
+            raise CaptureError(
+                f"{info.name} communicates in a way that is not modelled; use torch.distributed's collectives"
+            )
         return self._record(Invocation(info, args, kwargs, self.aliases))
 
     def _record(self, call: Invocation) -> Any:

@@ -34,8 +34,8 @@ from graphguard.errors import (
     first_line,
 )
 from graphguard.ir import Graph, Mesh, Source
-from graphguard.joint import Joint, first_mismatch, join
-from graphguard.prune import prune
+from graphguard.joint import Joint, first_mismatch, join, made_by_some
+from graphguard.prune import prune, settled
 from graphguard.relation import Input, check_placements, localise
 from graphguard.wellformed import require_wellformed
 
@@ -112,8 +112,12 @@ def capture(
             raise CaptureError(_difference(first.graphs[-1], again.graphs[-1], what))
     sequential = answers[0].graphs[0]
     relations, graphs = map(list, zip(*(answer.graphs for answer in answers[1 : 1 + world]), strict=True))
-    captured = Captured(sequential, graphs, relations, join(graphs), time.perf_counter() - begun)
-    captured.assumptions = sorted({a for graph in [sequential, *relations, *graphs] for a in graph.assumptions})
+    joint, left_out = join(graphs), made_by_some(graphs)
+    if not joint.findings:  # only now, as what a module's constructor sends must fit together too
+        joint = settled(joint)
+    captured = Captured(sequential, graphs, relations, joint, time.perf_counter() - begun)
+    assumed = {a for graph in [sequential, *relations, *graphs] for a in graph.assumptions}
+    captured.assumptions = sorted(assumed if left_out is None else {*assumed, left_out})
     return captured
 
 
@@ -144,9 +148,16 @@ def _capture_all(
             known |= answers[index].sent
         pending = [index for index in pending if not answers[index].complete]
         if pending and len(known) == before:
-            stuck = sorted({str(whats[index]) for index in pending})
-            raise CaptureError(f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends")
+            raise _never_sent(answers, whats, sorted({str(whats[index]) for index in pending}))
     return [answers[index] for index in range(len(whats))]
+
+
+def _never_sent(answers: dict[int, _Answer], whats: list[int | None], stuck: list[str]) -> GraphGuardError:
+    """Ranks wait for objects: a fault of the communication until then, if it does not fit together."""
+    text = f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends"
+    graphs = {rank: answers[index].graphs[-1] for index, rank in enumerate(whats) if rank is not None}
+    findings = join([graphs[rank] for rank in sorted(graphs)]).findings
+    return MismatchError(text, findings[0]) if findings else CaptureError(text)
 
 
 def _first_said(failures: dict[int, GraphGuardError], answers: dict[int, _Answer], whats: list[int | None]) -> GraphGuardError:
@@ -160,7 +171,8 @@ def _first_said(failures: dict[int, GraphGuardError], answers: dict[int, _Answer
         elif rank is not None and answer is not None and answer.complete:
             graphs[rank] = answer.graphs[-1]
     world = len({rank for rank in whats if rank is not None})
-    finding = first_mismatch([graphs[rank] for rank in range(world)]) if len(graphs) == world else None
+    raised = [rank for rank in map(whats.__getitem__, failures) if rank is not None]
+    finding = first_mismatch([graphs[rank] for rank in range(world)], raised) if len(graphs) == world else None
     if finding is not None:
         return MismatchError(str(error), finding)
     if isinstance(error, ProgramError):
@@ -199,8 +211,8 @@ def _task(
                 graphs = [_sequential(subject, holders, use_cache)]
             else:
                 graphs = _rank(subject, rank, holders, objects, use_cache)
-        except ObjectsMissing:
-            return pickle.dumps(_Answer([], [], objects.sent, False))
+        except ObjectsMissing as missing:
+            return pickle.dumps(_Answer([missing.before] if missing.before else [], [], objects.sent, False))
         for graph in graphs:
             require_wellformed(graph)
         texts = [graph_json.dumps(graph) for graph in graphs] if twice else []
@@ -276,13 +288,14 @@ def _record(program: Program, recorder: Recorder, inputs: dict[str, Any], mesh: 
     def run() -> None:
         record_outputs(recorder, program.run(recorder, inputs, mesh))
 
+    recorder.is_program = True
     try:
         _guarded(run, recorder, who)
-    except ProgramError as error:
+    except (ProgramError, ObjectsMissing) as error:
         talk = [node for node in recorder.graph.nodes if node.communicates]
         error.before = Graph(recorder.graph.name, nodes=talk, mesh=recorder.graph.mesh, rank=recorder.graph.rank)
         raise
-    prune(recorder.graph, recorder.constructed)
+    prune(recorder.graph)
     return recorder.graph
 
 
@@ -297,6 +310,8 @@ def _guarded(function: Callable[[], Any], recorder: Recorder, who: str) -> Any:
     except BaseException as error:
         if recorder.failure is not None:
             raise recorder.failure.located(who) from None
+        if isinstance(error, CaptureError):  # of another recorder's: what an input relation must not do
+            raise error.located(who) from None
         raise _program_error(error, who) from None
     if recorder.failure is not None:  # the program caught our error and went on: what it did then is not its real path
         raise recorder.failure.located(who)

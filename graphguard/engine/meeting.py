@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from graphguard.engine.term import Undescribed, Value
 from graphguard.engine.unknown import Described, Unknown
 from graphguard.engine.value import add, masked, taken
 from graphguard.ir import Node
+from graphguard.ir import Value as Tensor
 from graphguard.joint import MESSAGES, Match
 
 if TYPE_CHECKING:
@@ -60,8 +62,9 @@ class Meeting:
         other, lane = self.where[rank]
         return other.position_of(lane, match.nodes[rank])
 
-    def operand(self, number: int, only: set[int] | None = None) -> Value:
-        """What the ranks of the meeting send, by lane of the meeting: all of them, or those that count."""
+    def operand(self, number: int, like: Tensor, only: set[int] | None = None) -> Value:
+        """What the ranks of the meeting send, by lane of the meeting: all of them, or those that count. Tensors of other ranks
+        may have another shape, if they are as large: memory is sent, so that they count in the shape of the own one."""
         if self.at_home:
             return _described(self.player.posted[self.position][number])
         sources: dict[tuple[int, int], list[int]] = {}
@@ -73,7 +76,7 @@ class Meeting:
             player = self.where[ranks[0]][0]
             if number >= len(player.posted[position]):
                 continue  # a rank that sends nothing
-            value = _described(player.posted[position][number])
+            value = self.shaped(_described(player.posted[position][number]), like)
             lanes = np.zeros(len(self.ranks), dtype=np.int64)
             present = np.zeros(len(self.ranks), dtype=np.int64)
             for rank in ranks:
@@ -81,9 +84,16 @@ class Meeting:
             parts.append(spread(self.ops.table, value, lanes, present))
         return folded(self.ops.table, add(self.ops.table, parts)) if len(parts) > 1 else parts[0]
 
-    def operand_of(self, place: int, groups: Groups) -> Value:
-        """What the members at one place of the groups send, on every lane. The others may send tensors of other shapes."""
-        held = self.operand(0, {match.group[place] for match in self.distinct})
+    def shaped(self, value: Value, like: Tensor) -> Value:
+        shape = _described_shape(like, like.shape)
+        sizes = [int(size) for size in value.shape if not isinstance(size, np.ndarray)]
+        if len(sizes) < len(value.shape) or tuple(sizes) == shape or math.prod(sizes) != math.prod(shape):
+            return value
+        return self.ops.reshape(value, shape)
+
+    def operand_of(self, place: int, groups: Groups, like: Tensor) -> Value:
+        """What the members at one place of the groups send, on every lane. The others may send tensors of other sizes."""
+        held = self.operand(0, like, {match.group[place] for match in self.distinct})
         return taken(self.ops.table, held, groups.members[groups.group, place])
 
     def groups(self) -> Groups:
@@ -94,6 +104,19 @@ class Meeting:
                 raise Undescribed("groups of different sizes meet at one operation")
             known = self.player.interpreter.groups[members] = groups_of(np.array(members, dtype=np.int64))
         return known
+
+    def require_arithmetic(self, node: Node) -> None:
+        """Sums of booleans are disjunctions, and means of whole numbers are rounded: neither is what the algebra does."""
+        dtype, reduce = next(node.operands()).dtype, node.kwargs["reduce"]
+        if dtype == "bool" and reduce not in ("max", "min"):
+            raise Undescribed(f"a reduction of booleans by {reduce}")
+        if dtype.startswith("complex") and reduce == "product":
+            raise Undescribed("a reduction of complex numbers by product")
+        if reduce in ("avg", "premul_sum") and not dtype.startswith(("float", "bfloat", "complex")):
+            raise Undescribed(f"a reduction of whole numbers by {reduce}")
+        factors = {each.kwargs.get("factor") for match in self.distinct for each in match.nodes.values()}
+        if len(factors) > 1:
+            raise Undescribed("a sum in which each rank has a factor of its own")
 
     def own(self, value: Value) -> Value:
         """A result of the meeting as the stream's lanes see it."""
@@ -114,6 +137,11 @@ class Meeting:
         return self.player.interpreter.memo.describe(what, operands, lambda: handler(self, node)) or ()
 
 
+def _described_shape(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A complex number is described as two."""
+    return (*shape, 2) if tensor.dtype.startswith("complex") else shape
+
+
 def spread(table: Table, value: Value, lanes: Lanes, present: Lanes) -> Value:
     """A value of other lanes, held by some of the lanes here and zero in the others."""
     return masked(table, taken(table, value, lanes), present)
@@ -125,20 +153,9 @@ def _described(value: Described) -> Value:
     return value
 
 
-def _require_arithmetic(node: Node) -> None:
-    """Sums of booleans are disjunctions, and means of whole numbers are rounded: neither is what the algebra does."""
-    dtype, reduce = next(node.operands()).dtype, node.kwargs["reduce"]
-    if dtype == "bool" and reduce not in ("max", "min"):
-        raise Undescribed(f"a reduction of booleans by {reduce}")
-    if dtype.startswith("complex") and reduce == "product":
-        raise Undescribed("a reduction of complex numbers by product")
-    if reduce in ("avg", "premul_sum") and not dtype.startswith(("float", "bfloat", "complex")):
-        raise Undescribed(f"a reduction of whole numbers by {reduce}")
-
-
 def _all_reduce(m: Meeting, node: Node) -> list[Described]:
-    _require_arithmetic(node)
-    return [m.own(exchange.reduced(m.ops, m.operand(0), m.groups(), dict(node.kwargs)))]
+    m.require_arithmetic(node)
+    return [m.own(exchange.reduced(m.ops, m.operand(0, node.outputs[0]), m.groups(), dict(node.kwargs)))]
 
 
 def _reduce(m: Meeting, node: Node) -> list[Described]:
@@ -157,38 +174,39 @@ def _reduce(m: Meeting, node: Node) -> list[Described]:
 
 
 def _all_gather_into_tensor(m: Meeting, node: Node) -> list[Described]:
-    return [m.own(exchange.gathered(m.ops, m.operand(0), m.groups(), node.outputs[0].shape))]
+    sent = m.operand(0, next(node.operands()))
+    return [m.own(exchange.gathered(m.ops, sent, m.groups(), node.outputs[0].shape))]
 
 
 def _all_gather(m: Meeting, node: Node) -> list[Described]:
     groups = m.groups()
-    held = [m.operand_of(place, groups) for place in range(groups.size)]
+    held = [m.operand_of(place, groups, node.outputs[place]) for place in range(groups.size)]
     return [m.own(value) for value in held]
 
 
 def _reduce_scatter_tensor(m: Meeting, node: Node) -> list[Described]:
-    _require_arithmetic(node)
+    m.require_arithmetic(node)
     groups = m.groups()
-    total = exchange.reduced(m.ops, m.operand(0), groups, dict(node.kwargs))
+    total = exchange.reduced(m.ops, m.operand(0, next(node.operands())), groups, dict(node.kwargs))
     return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]
 
 
-def _stacked(m: Meeting, count: int) -> Value:
+def _stacked(m: Meeting, like: Sequence[Tensor]) -> Value:
     """A list of equal tensors as one, along a new first dim."""
-    rows = [m.operand(number) for number in range(count)]
+    rows = [m.operand(number, tensor) for number, tensor in enumerate(like)]
     return m.ops.concat([m.ops.reshape(row, (1, *row.shape)) for row in rows], 0)
 
 
 def _reduce_scatter(m: Meeting, node: Node) -> list[Described]:
-    _require_arithmetic(node)
+    m.require_arithmetic(node)
     groups = m.groups()
-    total = exchange.reduced(m.ops, _stacked(m, groups.size), groups, dict(node.kwargs))
+    total = exchange.reduced(m.ops, _stacked(m, list(node.operands())), groups, dict(node.kwargs))
     return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]
 
 
 def _all_to_all(m: Meeting, node: Node) -> list[Described]:
     groups = m.groups()
-    moved = exchange.exchanged(m.ops, _stacked(m, groups.size), groups)
+    moved = exchange.exchanged(m.ops, _stacked(m, list(node.operands())), groups)
     parts = [m.ops.cut(moved, 0, n, n + 1) for n in range(groups.size)]
     return [m.own(m.ops.reshape(part, part.shape[1:])) for part in parts]
 
@@ -198,14 +216,21 @@ def _all_to_all_single(m: Meeting, node: Node) -> list[Described]:
     splits: list[Any] = [each.kwargs.get(name) or () for each in nodes for name in ("input_splits", "output_splits")]
     if any(len(set(sizes)) > 1 for sizes in splits):
         return [m.own(_exchanged_unevenly(m))]
-    return [m.own(exchange.exchanged(m.ops, m.operand(0), m.groups()))]
+    own = next(node.operands())
+    if len({each.shape for one in nodes for each in (*one.operands(), *one.outputs)}) == 1:
+        return [m.own(exchange.exchanged(m.ops, m.operand(0, own), m.groups()))]
+    flat = m.ops.reshape(m.operand(0, own), _described_shape(own, (own.numel,)))  # equal rows are equal parts of the memory
+    return [m.shaped(m.own(exchange.exchanged(m.ops, flat, m.groups())), node.outputs[0])]
 
 
 def _exchanged_unevenly(m: Meeting) -> Value:
     """Member by member: a member gets from each other one the part that the other one has for it."""
     groups, parts = m.groups(), []
+    tensors = [tensor for match in m.distinct for each in match.nodes.values() for tensor in (*each.operands(), *each.outputs)]
+    if len({tensor.shape[1:] for tensor in tensors}) > 1:
+        raise Undescribed("rows of different shapes are exchanged unevenly")
     for place in range(groups.size):
-        sent = m.operand_of(place, groups)
+        sent = m.operand_of(place, groups, tensors[0])
         ends = np.zeros((2, len(m.ranks)), dtype=np.int64)
         for match in m.distinct:
             splits: Any = match.nodes[match.group[place]].kwargs.get("input_splits")
@@ -228,7 +253,7 @@ def _from_root(m: Meeting) -> Lanes:
 
 def _broadcast(m: Meeting, node: Node) -> list[Described]:
     roots = {int(match.any_node.kwargs["root"]) for match in m.distinct}  # type: ignore[arg-type]
-    return [m.own(taken(m.ops.table, m.operand(0, roots), _from_root(m)))]
+    return [m.own(taken(m.ops.table, m.operand(0, node.outputs[0], roots), _from_root(m)))]
 
 
 def _gather(m: Meeting, node: Node) -> list[Described]:
@@ -237,7 +262,7 @@ def _gather(m: Meeting, node: Node) -> list[Described]:
 
 def _scatter(m: Meeting, node: Node) -> list[Described]:
     groups = m.groups()
-    stacked = taken(m.ops.table, _stacked(m, groups.size), _from_root(m))
+    stacked = taken(m.ops.table, _stacked(m, [node.outputs[0]] * groups.size), _from_root(m))
     return [m.own(exchange.own_part(m.ops, stacked, groups, node.outputs[0].shape))]
 
 
@@ -251,7 +276,7 @@ def _message(m: Meeting, node: Node) -> list[Described]:
     parts = []
     for (_, position), lanes in sources.items():
         player = m.where[senders[lanes[0]]][0]
-        value = _described(player.posted[position][0])
+        value = m.shaped(_described(player.posted[position][0]), node.outputs[0])
         index = np.zeros(len(senders), dtype=np.int64)
         present = np.zeros(len(senders), dtype=np.int64)
         for lane in lanes:

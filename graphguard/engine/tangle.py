@@ -1,7 +1,8 @@
-"""Classes of ranks that wait for themselves, and how to part them.
+"""Classes of ranks that cannot be described at once, and how to part them.
 
 Ranks of one class are described at once. In a pipeline, though, a rank may receive what a rank of its own class makes of what
-that one received: all at once, neither could begin. Such classes are parted by the classes that their ranks hear from.
+that one received: all at once, neither could begin. Such classes are parted by the classes that their ranks hear from. And
+the groups in which the ranks of a class meet at one operation must be apart and of one size: those that overlap are parted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from graphguard.joint import MESSAGES, Joint, Match
 
 def untangled(streams: Sequence[Stream], joint: Joint) -> list[Stream]:
     """Classes that can be described one operation after another."""
-    found = list(streams)
+    found = [part for stream in streams for part in _of_groups_apart(stream, joint)]
     while stuck := _Run(found, joint).stuck():
         parted = [part for stream in found for part in (_parted(stream, found, joint) if stream in stuck else [stream])]
         if len(parted) == len(found):  # not by whom they hear: each on its own
@@ -24,6 +25,49 @@ def untangled(streams: Sequence[Stream], joint: Joint) -> list[Stream]:
                 return found
         found = parted
     return found
+
+
+def _of_groups_apart(stream: Stream, joint: Joint) -> list[Stream]:
+    """The class in parts whose groups, at every operation, share no rank and have one size."""
+    done, left = [], [stream]
+    while left:
+        each = left.pop()
+        parts = _first_overlap(each, joint)
+        if len(parts) == 1:
+            done.append(each)
+        else:
+            left += reversed(parts)
+    return done
+
+
+def _first_overlap(stream: Stream, joint: Joint) -> list[Stream]:
+    """The class parted at the first operation where its groups overlap; all of it if there is none."""
+    for position, node in enumerate(stream.graphs[0].nodes):
+        if stream.lanes == 1 or not _meets(node) or node.op in (*MESSAGES, "dist.barrier"):
+            continue
+        matches = [joint.match_of(rank, graph.nodes[position]) for rank, graph in zip(stream.ranks, stream.graphs, strict=True)]
+        parts = _apart(matches)
+        if len(parts) > 1:
+            return [_of_lanes(stream, lanes) for lanes in parts]
+    return [stream]
+
+
+def _apart(matches: Sequence[Match]) -> list[list[int]]:
+    """The lanes in parts: those of one communication together, those of communications that share a rank in different ones."""
+    distinct = list({match.id: match for match in matches}.values())
+    taken: list[tuple[int, set[int]]] = []  # of each part, the size of its groups and their ranks
+    part_of: dict[int, int] = {}
+    for match in distinct:
+        size = len(match.group)
+        fits = (n for n, (its, ranks) in enumerate(taken) if its == size and ranks.isdisjoint(match.group))
+        part_of[match.id] = number = next(fits, len(taken))
+        if number == len(taken):
+            taken.append((size, set()))
+        taken[number][1].update(match.group)
+    parts: list[list[int]] = [[] for _ in taken]
+    for lane, match in enumerate(matches):
+        parts[part_of[match.id]].append(lane)
+    return parts
 
 
 def _parted(stream: Stream, streams: Sequence[Stream], joint: Joint) -> list[Stream]:

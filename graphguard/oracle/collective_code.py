@@ -22,7 +22,7 @@ def exchanged(match: Match, names: Names, needed: set[Value]) -> list[str]:
         node = match.nodes[rank]
         for value, expression in zip(node.outputs, expressions, strict=True):
             if value in needed:
-                same = match.op in _KEEP_SHAPES and all(operand.shape == value.shape for operand in node.operands())
+                same = match.op in _KEEP_SHAPES and _shapes(match) == {value.shape}
                 lines.append(f"{names[value]} = {expression if same else f'({expression}).reshape({value.shape})'}")
     return _once(lines)
 
@@ -42,6 +42,8 @@ def _once(lines: list[str]) -> list[str]:
 
 
 def _reduced(match: Match, items: Sequence[str]) -> str:
+    if len(_shapes(match)) > 1:
+        items = _flat(items)
     match match.any_node.kwargs["reduce"]:
         case "sum":
             return " + ".join(items)
@@ -71,6 +73,10 @@ _BITWISE = {"band": "&", "bor": "|", "bxor": "^"}
 
 def _is_float(node: Node) -> bool:
     return next(node.operands()).dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _shapes(match: Match) -> set[tuple[int, ...]]:
+    return {operand.shape for node in match.nodes.values() for operand in node.operands()}
 
 
 def _first(match: Match, operands: Operands) -> list[str]:
@@ -118,7 +124,7 @@ def _all_to_all(match: Match, operands: Operands) -> Results:
 def _all_to_all_single(match: Match, operands: Operands) -> Results:
     splits = {rank: list(match.nodes[rank].kwargs["input_splits"]) for rank in match.group}  # type: ignore[arg-type]
     return {
-        rank: [f"torch.cat([{', '.join(f'{operands[r][0]}.split({splits[r]}, 0)[{i}]' for r in match.group)}])"]
+        rank: [f"torch.cat([{', '.join(_flat([f'{operands[r][0]}.split({splits[r]}, 0)[{i}]' for r in match.group]))}])"]
         for i, rank in enumerate(match.group)
     }
 

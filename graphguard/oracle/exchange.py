@@ -21,7 +21,9 @@ def exchange(match: Match, operands: Operands) -> Results:
 
 
 def _reduced(match: Match, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The reduction of one tensor per rank, given in group order."""
+    """The reduction of one tensor per rank, given in group order. Their shapes may differ: what is reduced is their memory."""
+    if any(tensor.shape != tensors[0].shape for tensor in tensors):
+        tensors = [tensor.reshape(-1) for tensor in tensors]
     match match.any_node.kwargs["reduce"]:
         case "sum":
             return fold(torch.add, tensors)
@@ -108,7 +110,7 @@ def _all_to_all_single(match: Match, operands: Operands) -> Results:
         tensor = operands[rank][0]
         splits = match.nodes[rank].kwargs["input_splits"]
         rows.append(tensor.split(list(splits), 0))  # type: ignore[arg-type]
-    return {rank: [torch.cat([parts[i] for parts in rows])] for i, rank in enumerate(match.group)}
+    return {rank: [torch.cat([parts[i].reshape(-1) for parts in rows])] for i, rank in enumerate(match.group)}
 
 
 def _broadcast(match: Match, operands: Operands) -> Results:

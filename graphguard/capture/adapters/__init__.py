@@ -14,7 +14,19 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.fsdp
 import torch.distributed.optim  # imported before anything is replaced: it compiles code that names torch.tensor
 
-from graphguard.capture.adapters import context, data, ddp, deepspeed, devices, dtensor, fsdp, groups, megatron, pipelining
+from graphguard.capture.adapters import (
+    around,
+    context,
+    data,
+    ddp,
+    deepspeed,
+    devices,
+    dtensor,
+    fsdp,
+    groups,
+    megatron,
+    pipelining,
+)
 from graphguard.capture.adapters.holders import OBJECT_COLLECTIVES, Holders
 from graphguard.capture.adapters.versions import check_version, warn_of_versions
 from graphguard.capture.detours import close_detours
@@ -47,7 +59,8 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
 
 def _adjust_for_ranks(recorder: Recorder, holders: Holders, objects: ObjectExchange) -> None:
     watch_waits(recorder)
-    groups.make_groups_of_one_backend(holders)
+    groups.make_groups_of_one_backend(recorder, holders)
+    around.refuse_ways_around(recorder)
     objects.recorder = recorder
     for name in OBJECT_COLLECTIVES:
         holders.replace(getattr(dist, name), getattr(objects, name))

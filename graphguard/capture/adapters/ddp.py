@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from graphguard.capture.collectives import group_of, meet
 from graphguard.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def adjust_ddp(recorder: Recorder) -> None:
         recorder.assume("DDP keeps the gradient buckets that it starts with: regrouping them changes no gradient")
         return False
 
+    def compare_shapes(group: Any, tensors: list[torch.Tensor], *args: Any) -> None:
+        """DDP sends the shapes of its parameters around, and raises where they differ."""
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        meet(recorder, group_of(group), f"DDP with parameters of shapes {shapes}")
+
     construct = DistributedDataParallel.__init__
 
     def construct_anywhere(
@@ -65,6 +71,6 @@ def adjust_ddp(recorder: Recorder) -> None:
     dist.Reducer._rebuild_buckets = keep_buckets  # the ranks agree on new buckets by values that they read
     dist.Logger.set_runtime_stats_and_log = lambda self: None  # it warns that it has no clock for these devices
     dist._broadcast_coalesced = broadcast_each
-    dist._verify_params_across_processes = lambda *args: None  # the broadcasts of the parameters are compared instead
+    dist._verify_params_across_processes = compare_shapes
     DistributedDataParallel.register_comm_hook = register_own
     DistributedDataParallel._pre_forward = prepare_with_hook

@@ -9,26 +9,42 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from graphguard.capture.adapters.around import OWN_WORLD
 from graphguard.capture.adapters.holders import Holders
+from graphguard.capture.collectives import group_of, make_group, meet
+from graphguard.errors import CaptureError
 from graphguard.findings import Finding
 
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
 
-def make_groups_of_one_backend(holders: Holders) -> None:
-    """Nothing is sent, whichever backend a group is for; what one backend alone offers is there for all."""
-    make = c10d._new_group_with_tag
+def make_groups_of_one_backend(recorder: Recorder, holders: Holders) -> None:
+    """Nothing is sent, whichever backend a group is for; what one backend alone offers is there for all. That a group is made
+    is recorded where torch has given it its name: the ranks find each other by it."""
+    make, make_named = c10d._new_group_with_tag, c10d._new_process_group_helper
 
     def make_fake(
         ranks: Any = None, timeout: Any = None, backend: Any = None, backend_options: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         return make(ranks, timeout, None, None, *args, **kwargs)
 
+    def make_recorded(size: Any, rank: Any, ranks: Any, backend: Any, store: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ranks:
+            raise recorder.failed(CaptureError(OWN_WORLD))
+        made = make_named(size, rank, ranks, backend, store, name, *args, **kwargs)
+        if made[0] is c10d.GroupMember.NON_GROUP_MEMBER or made[0].group_name == name:  # else there was one of this tag
+            make_group(recorder, ranks, name)
+        return made
+
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        dist.barrier(group)
+        if c10d._rank_not_in_group(group):
+            c10d._warn_not_in_group("monitored_barrier")
+            return
+        meet(recorder, group_of(group or dist.group.WORLD), "monitored_barrier")
 
     c10d._new_group_with_tag = make_fake
+    c10d._new_process_group_helper = make_recorded
     holders.replace(dist.monitored_barrier, monitored_barrier)
 
 
