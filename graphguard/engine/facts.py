@@ -1,7 +1,7 @@
 """What the sequential program shows of elements of atoms, and what was declared of inputs.
 
-Each fact has its places. What holds of every element because of how an atom is made (its sign, that it is 0 or 1) is said by the
-atom itself; what is learnt from a use of some elements is noted here, for those elements.
+Each fact has its places. What holds of every element because of how an atom is made (its sign, that it is 0 or 1) is said by
+the atom itself; what is learnt from a use of some elements is noted here, for those elements.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from graphguard.lines import OwnLines, helpers_of
 from graphguard.oracle import draws
 from graphguard.oracle.budget import affordable, cost
 from graphguard.oracle.draws import Given, Ranges, Regime
-from graphguard.oracle.mend import Mend, mends_of
 from graphguard.oracle.indexed import Indexed, indexed
+from graphguard.oracle.mend import Mend, mends_of
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
 from graphguard.oracle.repair import Repairs, Tried, tried
