@@ -279,7 +279,9 @@ class Table:
             for kind in needs:
                 if self.recording:
                     self.facts.note(kind, factor, ranges)
-                elif not self.facts.holds(kind, factor, ranges):
+                elif not self.facts.holds(kind, factor, ranges) and not (
+                    kind == "nonzero" and is_positive(self, factor, ranges)
+                ):
                     self.take_as_defined(factor.atom)
 
     def take_as_defined(self, atom: Atom) -> None:
