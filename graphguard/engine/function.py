@@ -7,7 +7,7 @@ factors alone that are not negative; exp turns sums into products, whose factors
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -20,7 +20,18 @@ from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import Table
-from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted, weighted
+from graphguard.engine.term import (
+    ONE,
+    Factor,
+    Index,
+    Range,
+    Term,
+    Undescribed,
+    Value,
+    Variable,
+    substituted,
+    weighted,
+)
 from graphguard.engine.value import add, masked, taken
 from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_vanish
 
@@ -106,9 +117,38 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
             turned = operands[0].with_(coefficient=-operands[0].coefficient)
             term = _function(table, name, [turned], parameters, box)
             return term if name in EVEN else term.with_(coefficient=-term.coefficient)
-        return _function(table, name, operands, parameters, box)
+        found = _function(table, name, operands, parameters, box)
+        if name == "log" and operands[0] is not None:
+            _require_log(table, operands[0], found.factors[0])
+        return found
 
     return by_cell(table, values, on_cell)
+
+
+def _require_log(table: Table, term: Term, log: Factor) -> None:
+    """A log is defined where the sequential program takes it of the same product, or of the one factor whose sign is not
+    known. The log of a mask is minus infinity."""
+    unsure = [f for f in term.factors if not f.atom.positive]
+    if not unsure:
+        return
+    alone = unsure[0] if len(unsure) == 1 and unsure[0].power == 1 and term.coefficient > 0 else None
+    if table.recording:
+        table.facts.note("computed", log, term.ranges)
+        if alone is not None and not may_be_masked_out(table, alone.atom):
+            table.facts.note("nonnegative", alone, term.ranges)
+            table.facts.note("logged", alone, term.ranges)
+    elif not table.facts.holds("computed", log, term.ranges):
+        data = [f for f in unsure if not may_be_masked_out(table, f.atom)]
+        if not (data == [alone] and alone is not None and _may_be_logged(table, alone, term.ranges)):
+            for factor in data:
+                table.take_as_defined(factor.atom)
+
+
+def _may_be_logged(table: Table, factor: Factor, ranges: Mapping[Variable, Range]) -> bool:
+    if table.facts.holds("logged", factor, ranges):
+        return True
+    signed = factor.atom.nonnegative or table.facts.holds("nonnegative", factor, ranges)
+    return signed and table.facts.holds("nonzero", factor, ranges)
 
 
 def _of_numbers(name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...]) -> Fraction | None:
@@ -237,12 +277,12 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         if not whole and not (simple or all(f.atom.nonnegative for f in term.factors)):
             return _root_of_product(table, term, exponent, box)
         if table.recording and not whole and simple and term.coefficient > 0:
-            table.note_root(term.factors[0].atom)
+            table.facts.note("nonnegative", term.factors[0], term.ranges)
         scale = _rational_power(term.coefficient, exponent)
-        factors = _raised(term.factors, exponent)
+        factors = _raised(table, term, exponent)
         if factors is None:
             return _root_of_product(table, term, exponent, box)
-        table.require_defined(factors)
+        table.require_defined(factors, term.ranges)
         if scale is None:
             if term.coefficient < 0:
                 return _function(table, "pow", [term], (exponent,), box)
@@ -264,12 +304,13 @@ def _root_of_product(table: Table, term: Term, exponent: Fraction, box: Box) -> 
     return settled_as_one(table, found.with_(coefficient=scale, factors=(*found.factors, *roots)))
 
 
-def _raised(factors: Sequence[Factor], exponent: Fraction) -> tuple[Factor, ...] | None:
+def _raised(table: Table, term: Term, exponent: Fraction) -> tuple[Factor, ...] | None:
     """A power of each factor. A root whose whole power would forget that its base is not negative is repeated instead."""
     raised: list[Factor] = []
-    for factor in factors:
+    for factor in term.factors:
         power = factor.power * exponent
-        if power.denominator != 1 or factor.power.denominator == 1 or factor.atom.nonnegative or factor.atom.rooted:
+        forgets = power.denominator == 1 and factor.power.denominator != 1 and not factor.atom.nonnegative
+        if not forgets or table.facts.holds("nonnegative", factor, term.ranges):
             raised.append(factor._replace(power=power))
         elif exponent.denominator == 1 and abs(exponent) <= MOST_COPIES:
             raised += [factor._replace(power=factor.power if exponent > 0 else -factor.power)] * abs(int(exponent))
@@ -317,7 +358,7 @@ def _exp(table: Table, value: Value, opened: bool) -> Value:
         for term in closed:
             layout.lay(term.with_(factors=weighted(term)), labels)
             factors.append((len(layout.parts) - 1, term.coefficient))
-        product = [f for place, scale in factors for f in _exp_factors(table, layout.parts[place], scale)]
+        product = [f for place, scale in factors for f in _exp_factors(table, layout.parts[place], scale, layout.ranges)]
         dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
         term = Term(ONE, tuple(product), layout.ranges, dims, box)
         return table.settle(with_open_sum(table, term) if opened else term)
@@ -347,7 +388,7 @@ def with_open_sum(table: Table, term: Term, among: Sequence[Factor] | None = Non
     return term.with_(factors=(*rest, *instance(product, names)), ranges=ranges)
 
 
-def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> list[Factor]:
+def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction, ranges: Mapping[Variable, Range]) -> list[Factor]:
     """exp of a product, as factors."""
     if len(factors) == 1 and factors[0].power == 1 and factors[0].atom.id in table.definitions:
         atom, at = factors[0].atom, factors[0].at
@@ -356,18 +397,18 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
         if atom.kind == "lin":
             result = []
             for product in definition.operands[0]:
-                result += _exp_factors(table, instance(product, axes), scale * product.label[1])  # type: ignore[index]
+                result += _exp_factors(table, instance(product, axes), scale * product.label[1], ranges)  # type: ignore[index]
             return result
         if definition.name == "log" and definition.operands[0] and definition.operands[0][0].label == (0, ONE):
             inner = instance(definition.operands[0][0], axes)
             if scale == 1 or all(f.atom.positive or _is_row(f, scale) for f in inner):
                 raised = [f._replace(power=f.power * scale) for f in inner]
-                table.require_defined(raised)
+                table.require_defined(raised, ranges)
                 return raised
     finite = not any(may_vanish(table, factor.atom) for factor in factors)  # exp(log 0) is 0
     atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=finite, nonnegative=True)
     power = Factor(atom, positions, scale)
-    table.require_defined([power])
+    table.require_defined([power], ranges)
     return [power]
 
 
@@ -389,8 +430,6 @@ def log(table: Table, value: Value) -> Value:
 
 
 def _log(table: Table, value: Value) -> Value:
-    inside = [factor for term in value.terms for factor in term.factors]
-    table.require_defined([f._replace(power=-ONE) for f in inside if not may_be_masked_out(table, f.atom)], divides=False)
     if len(value.terms) != 1 or not covers(value.terms[0].box, value.shape):
         return apply(table, "log", [value])
     term = plain(table, value.terms)

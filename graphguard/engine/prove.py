@@ -21,6 +21,7 @@ from graphguard.engine.listing import Lister, telling
 from graphguard.engine.localise import Localiser, scale_in_words
 from graphguard.engine.ops import Ops
 from graphguard.engine.proof import Proof, Relation
+from graphguard.engine.ranges import declared_span
 from graphguard.engine.relate import Held, Placements, Relator, held, held_in_a_row
 from graphguard.engine.show import arranged_relation, relation_of
 from graphguard.engine.table import Table
@@ -107,8 +108,8 @@ def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | 
     for atom in atoms:
         if dtype == "bool":
             atom.indicator = atom.nonnegative = True
-        if low is not None and high is not None:
-            table.declare(atom, low, high)
+        if dtype.startswith(("int", "uint")) and (low, high) != (None, None):
+            table.facts.declare(atom, *declared_span(low, high))
         if low is not None:
             atom.positive, atom.nonnegative = low > 0, low >= 0
 
@@ -151,15 +152,12 @@ class _Prover:
         return self.proof
 
     def _assumptions(self) -> list[str]:
-        names = {atom.id: key for (kind, key), atom in self.found.table.atoms() if kind == "input"}
-        ranges = [
-            f"{low} <= {names[atom]} < {high}" for atom, (low, high) in sorted(self.found.table.bounds.items()) if atom in names
-        ]
-        inputs = [(key, atom) for (kind, key), atom in self.found.table.atoms() if kind == "input"]
+        known = self.found.table.facts.ranges()
+        inputs = [(str(key), atom) for (kind, key), atom in self.found.table.atoms() if kind == "input"]
+        ranges = [text for key, atom in sorted(inputs, key=lambda each: each[1].id) if atom.id in known
+                  for text in known[atom.id].in_words(key, self.sequential.inputs[key].shape)]  # fmt: skip
         declared = [(key, atom) for key, atom in inputs if atom.nonnegative and not atom.indicator]
-        signs = [
-            f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in self.found.table.bounds
-        ]
+        signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in known]
         places = {str(node.source): None for node in self.found.presumed}
         presumed = [
             f"{place}: the ranks divide by, or take a root or a log of, what the sequential program does not; "

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
+from graphguard.engine.facts import Facts, Kind
 from graphguard.engine.lane import varies
 from graphguard.engine.normal import normal
 from graphguard.engine.part import Whole
@@ -40,27 +41,6 @@ from graphguard.engine.widen import widened
 
 MOST_FACTORS = 24
 What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
-
-
-class _Noted(dict[int, Any]):
-    """Notes about atoms, by id. What is read is a step of the trace, if there is one."""
-
-    def __init__(self, table: Table, name: str):
-        super().__init__()
-        self._table = table
-        self._ask: Callable[..., Any] = lambda there, ids: dict.get(getattr(there, name), *ids)
-
-    def get(self, key: int, default: Any = None) -> Any:
-        found = super().get(key)
-        if self._table.trace is not None:
-            self._table.trace.asked(self._ask, (key,), found)
-        return default if found is None else found
-
-    def __getitem__(self, key: int) -> Any:
-        return self.get(key)
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(key) is not None  # type: ignore[arg-type]
 
 
 class _Definitions(dict[int, Definition]):
@@ -121,8 +101,7 @@ class Table:
         self._filed_products: dict[Hashable, list[Range]] = {}  # over what, by the atoms that they are sums of products of
         self.trace: Trace | None = None  # of the description that is being made
         self.definitions = _Definitions(self)
-        self.subjects = _Noted(self, "subjects")  # the range of what a delta compares, by the delta's atom
-        self.bounds = _Noted(self, "bounds")  # the declared range of an integer atom
+        self.facts = Facts(self)  # what is known of some elements of atoms
         self._wholes: dict[int, Whole] = {}  # what atoms are parts of
         self._sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
         self.names = itertools.count()
@@ -132,12 +111,11 @@ class Table:
         self.vanishing: dict[int, bool] = {}  # whether the exp of an atom may be 0
         self.infinite: dict[int, bool] = {}  # whether an atom may be minus infinity
         self.maskable: dict[int, bool] = {}  # whether a mask may make an atom zero
-        self._required: set[int] = set()  # what the sequential program divides by, or takes roots of
-        self.divisors: set[Hashable] = set()  # the places of what the sequential program divides by
         self.taken_as_defined: set[int] = set()  # what the ranks alone do so with
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
+        self.exposed = True  # whether what is undefined in the result of the operation that is described is seen in an output
 
     # ------------------------------------------------------------------ atoms
     def atom(self, kind: str, key: Hashable, **facts: bool) -> Atom:
@@ -278,17 +256,6 @@ class Table:
         if self.trace is not None:
             self.trace.told(_note_operand, (term.factors[0].atom,), term)
 
-    def note_subject(self, delta: Atom, bounds: tuple[int, int]) -> None:
-        self.subjects[delta.id] = bounds
-        if self.trace is not None:
-            self.trace.told(lambda there, atoms: there.note_subject(atoms[0], bounds), (delta,))
-
-    def note_root(self, atom: Atom) -> None:
-        """The sequential program takes a root of it: where that is defined, it is not negative."""
-        atom.rooted = True
-        if self.trace is not None:
-            self.trace.told(lambda there, atoms: there.note_root(*atoms), (atom,))
-
     def is_operand(self, atom: int) -> bool:
         """Whether the sequential program passes this sum to a function."""
         known = atom in self._known_operands()
@@ -301,20 +268,26 @@ class Table:
             self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
         return self._operands
 
-    def require_defined(self, factors: Iterable[Factor], divides: bool = True) -> None:
-        """Note what is divided by, or taken a root or a log of: where the sequential program does so, it is defined; what the
-        ranks alone do so with is taken to be defined, which a report has to say. divides: the log of zero is no division."""
-        factors = tuple(factors)
-        if self.trace is not None:
-            self.trace.told(_require_defined, tuple(f.atom for f in factors), tuple(f.power for f in factors), divides)
+    def require_defined(self, factors: Iterable[Factor], ranges: Mapping[Variable, Range]) -> None:
+        """Note what is divided by, or taken a root of, where: where the sequential program does so, it is defined; what the
+        ranks alone do so with is taken to be defined, which a report has to say."""
         for factor in factors:
-            if factor.atom.positive or (factor.power > 0 and (factor.power.denominator == 1 or factor.atom.nonnegative)):
+            if factor.atom.positive:
                 continue
-            if self.recording:
-                self._required.add(factor.atom.id)
-                self.divisors |= {factor.place} if divides and factor.power < 0 else set()
-            elif factor.atom.id not in self._required:
-                self.taken_as_defined.add(factor.atom.id)
+            needs: list[Kind] = ["nonzero"] if factor.power < 0 else []
+            needs += ["nonnegative"] if factor.power.denominator != 1 and not factor.atom.nonnegative else []
+            for kind in needs:
+                if self.recording:
+                    self.facts.note(kind, factor, ranges)
+                elif not self.facts.holds(kind, factor, ranges) and not (
+                    kind == "nonzero" and is_positive(self, factor, ranges)
+                ):
+                    self.take_as_defined(factor.atom)
+
+    def take_as_defined(self, atom: Atom) -> None:
+        self.taken_as_defined.add(atom.id)
+        if self.trace is not None:
+            self.trace.told(lambda there, atoms: there.take_as_defined(*atoms), (atom,))
 
     def root(self, number: Fraction, exponent: Fraction) -> tuple[Fraction, tuple[Factor, ...]]:
         """A power of a positive number: a rational, and powers of primes between 0 and 1."""
@@ -335,16 +308,10 @@ class Table:
     def pi(self) -> Atom:
         return self.atom("number", repr(math.pi), positive=True)
 
-    def declare(self, atom: Atom, low: int, high: int) -> None:
-        """Note the range of an integer atom; what is known already stays, narrowed."""
-        self.spoil_trace()
-        known = self.bounds.get(atom.id, (low, high))
-        self.bounds[atom.id] = (max(low, known[0]), min(high, known[1]))
-
     # ------------------------------------------------------------------ sums
     def settle(self, term: Term) -> Term | None:
         """The normal form, with filed sums in place of what they stand for; the sequential run files what is left."""
-        found = normal(term, self.subjects)
+        found = normal(term, self.facts)
         if found is None:
             return None
         found = self._cancelled(found)
@@ -364,7 +331,7 @@ class Table:
                 continue
             power = above.power + below.power
             rest = tuple(f for f in term.factors if f is not above and f is not below)
-            found = normal(term.with_(factors=(*rest, below._replace(power=power)) if power else rest), self.subjects)
+            found = normal(term.with_(factors=(*rest, below._replace(power=power)) if power else rest), self.facts)
             assert found is not None
             return self._cancelled(found)
         return term
@@ -494,7 +461,7 @@ class Table:
         if spans is None or term.ranges[variable] not in spans:
             return None
         kept = [f for f in term.factors if f is not factor]
-        return normal(term.with_(factors=(*kept, *members), ranges={**term.ranges, **ranges}), self.subjects)
+        return normal(term.with_(factors=(*kept, *members), ranges={**term.ranges, **ranges}), self.facts)
 
     def _members(self, factor: Factor) -> tuple[list[Factor], dict[Variable, Range]]:
         """What a sum is a sum of products of, read where it is, and the ranges of the variables that it binds."""
@@ -527,7 +494,7 @@ class Table:
         gone = {id(factor) for factor in inside}
         kept = tuple(factor for factor in term.factors if id(factor) not in gone)
         ranges = {v: span for v, span in term.ranges.items() if v not in bound}
-        found = normal(term.with_(factors=(*kept, *factors), ranges=ranges), self.subjects)
+        found = normal(term.with_(factors=(*kept, *factors), ranges=ranges), self.facts)
         assert found is not None
         return found
 
@@ -575,10 +542,6 @@ def _atoms_of_whole(table: Table, ids: tuple[int, ...]) -> Sequence[Atom]:
 
 def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
     table.note_operand(term.with_(factors=(term.factors[0]._replace(atom=atoms[0]),)))
-
-
-def _require_defined(table: Table, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...], divides: bool) -> None:
-    table.require_defined((Factor(atom, (), power) for atom, power in zip(atoms, powers, strict=True)), divides)
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:
