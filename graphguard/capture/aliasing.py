@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphguard.aten.operators import DTYPE_NAMES
+from graphguard.capture.device import is_meta
+from graphguard.capture.memory import Shared, no_data, shared_from_outside
 from graphguard.capture.races import windows_overlap
 from graphguard.capture.views import PARTS, Call, ViewStep, part_steps, reshape, slice_step, view_step
 from graphguard.errors import CaptureError
@@ -31,10 +33,12 @@ META = torch.device("meta")
 class Storage:
     """Shared memory. `keepalive` holds it, so that its address is not given to another storage while we record."""
 
-    __slots__ = ("cells", "in_flight", "keepalive", "patches", "root", "twin", "version")
+    __slots__ = ("cells", "device", "in_flight", "keepalive", "patches", "root", "shared", "size", "twin", "version")
 
     def __init__(self, keepalive: torch.UntypedStorage):
-        self.keepalive, self.version = keepalive, 0
+        self.keepalive, self.version, self.size = keepalive, 0, keepalive.nbytes()
+        self.device: torch.device | None = None  # that the program put it on; None for the CPU
+        self.shared: list[Shared] | None = None  # what else may hold this memory, if it may
         self.cells: dict[Geometry, Cell] = {}
         self.root: Cell
         self.twin: torch.UntypedStorage | None = None
@@ -80,6 +84,9 @@ class AliasTable:
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         return self._storages.get(tensor.untyped_storage()._cdata)
 
+    def storage_at(self, memory: torch.UntypedStorage) -> Storage | None:
+        return self._storages.get(memory._cdata)
+
     def cell(self, tensor: torch.Tensor) -> Cell:
         try:
             storage = self._storages.get(tensor.untyped_storage()._cdata)
@@ -105,6 +112,9 @@ class AliasTable:
 
     def read(self, cell: Cell) -> Value:
         """The value that a window holds now."""
+        if cell.storage.shared is not None:
+            for shared in cell.storage.shared:
+                shared.require_unchanged()
         if cell.version != cell.storage.version:
             if cell.parent is not None and cell.step is not None:
                 base = self._around(cell.parent, cell.geometry)
@@ -134,7 +144,8 @@ class AliasTable:
         if cell.parent is None or cell.step is None or cell.step.look.op != "aten.view.dtype":
             return tensor
         offset, shape, strides, dtype, *_ = cell.parent.geometry
-        return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), offset, shape, strides)
+        memory = tensor.untyped_storage()
+        return torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, shape, strides)
 
     def bind(self, tensor: torch.Tensor, value: Value) -> Cell:
         """A tensor over fresh memory holds this value."""
@@ -163,6 +174,9 @@ class AliasTable:
     def write(self, cell: Cell, value: Value, in_flight: bool = False) -> None:
         """The window now holds `value`; so do the windows around it. `in_flight` says that it will, once communication
         has filled it."""
+        if cell.storage.shared is not None:
+            for shared in cell.storage.shared:
+                shared.require_alone()
         bases = []
         above, written, storage = cell, cell.geometry, cell.storage
         keeps = in_flight or bool(storage.in_flight)
@@ -187,12 +201,17 @@ class AliasTable:
     def _first_sight(self, tensor: torch.Tensor) -> Cell:
         """A tensor from outside the recording. Its root spans the whole storage, as other windows may come later."""
         untyped = tensor.untyped_storage()
+        if is_meta(tensor):
+            raise no_data(tensor)
+        shared = shared_from_outside(tensor)  # before its data are looked at, which shares them
         if tensor.is_contiguous() and tensor.nbytes == untyped.nbytes() and not (tensor.is_conj() or tensor.is_neg()):
-            return self.bind(tensor, self._adopt(tensor))
+            cell = self.bind(tensor, self._adopt(tensor))
+            cell.storage.shared = shared
+            return cell
         item = tensor.element_size()
-        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        whole = torch.empty(0, dtype=tensor.dtype)
         whole.set_(untyped, 0, (untyped.nbytes() // item,), (1,))
-        self.bind(whole, self._adopt(whole))
+        self.bind(whole, self._adopt(whole)).storage.shared = shared
         return self.cell(tensor)
 
     def _unseen_window(self, storage: Storage, geometry: Geometry) -> Cell:

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import FakeWork, ProcessGroup
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from graphguard.aten.operators import Operator
+from graphguard.capture.device import is_meta
 from graphguard.errors import CaptureError
 from graphguard.findings import Finding
 from graphguard.ir import Arg
@@ -444,7 +445,7 @@ def _functional(op: str, outputs: Callable[..., Tensors], in_place: bool = False
 
 
 def _dense(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_meta:
+    if is_meta(tensor):
         return tensor
     return recorder.aliases.without_data(recorder.aliases.cell(tensor))
 

@@ -12,6 +12,7 @@ import torch
 import torch._functorch.eager_transforms as transforms
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphguard.capture.device import is_meta
 from graphguard.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _refuse_pickling(recorder: Recorder) -> None:
     reduce = torch.Tensor.__reduce_ex__
 
     def reduced(self: torch.Tensor, protocol: Any) -> Any:
-        if type(self) in _PLAIN and (self.is_meta or recorder.aliases.storage_of(self) is not None):
+        if type(self) in _PLAIN and (is_meta(self) or recorder.aliases.storage_of(self) is not None):
             raise _refused(recorder, "the program pickles a tensor (torch.save, copy.copy), which has no data while it is "
                            "captured; leave that out, or copy it with `.clone()`")  # fmt: skip
         return reduce(self, protocol)
@@ -88,7 +89,7 @@ def _follow_deep_copies(recorder: Recorder) -> None:
             return deepcopy(self, memo)
         if memo.setdefault(("memory", id(known)), self) is not self:
             raise _refused(recorder, "a deep copy of two tensors that share memory is not modelled; copy each with `.clone()`")
-        if self.is_meta or self.grad is not None or self.__dict__:
+        if is_meta(self) or self.grad is not None or self.__dict__:
             return deepcopy(self, memo)
         memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
         return memo[id(self)]

@@ -8,6 +8,7 @@ import torch
 
 from graphguard.aten.operators import IRRELEVANT_KEYWORDS, Operator, symbol
 from graphguard.capture.aliasing import AliasTable, Cell
+from graphguard.capture.device import given_device, is_meta
 from graphguard.capture.shapes import META, scalar_key
 from graphguard.errors import CaptureError
 from graphguard.ir import Arg, Symbol, Value
@@ -19,7 +20,7 @@ class Invocation:
     """`encoded` and `keywords` are the arguments as values of the graph; `args` and `kwargs` are what the operator is run on.
     `cells` are the windows that the arguments show, in order."""
 
-    __slots__ = ("_originals", "args", "cells", "encoded", "generator", "info", "keywords", "kwargs")
+    __slots__ = ("_originals", "args", "cells", "device", "encoded", "generator", "info", "keywords", "kwargs")
 
     def __init__(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], aliases: AliasTable):
         self.info, self.args, self.kwargs = info, args, kwargs
@@ -34,6 +35,7 @@ class Invocation:
         self._originals: dict[int, torch.Tensor] = {}
         if with_data:
             self._leave_data_out(with_data, aliases)
+        self.device: torch.device | None = None  # that the results are put on, if the call names another one than the CPU
         if info.is_factory or "generator" in kwargs:
             self._make_on_meta()
 
@@ -44,7 +46,7 @@ class Invocation:
         if isinstance(arg, torch.Tensor):
             cell = aliases.cell(arg)
             self.cells.append(cell)
-            if not arg.is_meta:
+            if not is_meta(arg):
                 with_data.append(arg)
             return aliases.read(cell)
         if isinstance(arg, (list, tuple)):
@@ -67,6 +69,8 @@ class Invocation:
     def _make_on_meta(self) -> None:
         kwargs = self.kwargs
         if self.info.is_factory:
+            named = [arg for arg in (*self.args, kwargs.get("device")) if isinstance(arg, torch.device)]
+            self.device = given_device(named[0]) if named else None
             self.args = tuple([META if isinstance(arg, torch.device) else arg for arg in self.args])
             kwargs = {**kwargs, "device": META}
         # meta kernels draw no numbers: a generator of another device would only be refused

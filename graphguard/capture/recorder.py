@@ -6,16 +6,19 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from graphguard.aten.kernels import constant_of, tensors_in
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.aliasing import AliasTable, Cell, geometry_of
 from graphguard.capture.constants import ConstantFolder, NotConstant
+from graphguard.capture.device import is_meta
 from graphguard.capture.invocation import Invocation
+from graphguard.capture.memory import address_of
 from graphguard.capture.races import RaceDetector
 from graphguard.capture.randomness import RandomState
 from graphguard.capture.separate import require_separate
@@ -58,6 +61,8 @@ class Recorder(TorchDispatchMode):
         self.coalesced: int | None = None  # the work id of a block of communication that is started as one
         self.results: dict[int, list[torch.Tensor]] = {}  # what each work fills, for those who ask for its future
         self._next_value = 0
+        self._asked_device = False
+        self._names_devices = False  # whether the program named a device other than the CPU
         self._where: tuple[Source | None, bool] = (None, False)
         from graphguard.capture.collectives import HANDLERS
 
@@ -97,23 +102,25 @@ class Recorder(TorchDispatchMode):
 
     def _adopt(self, tensor: torch.Tensor) -> Value:
         """A tensor from outside the program: a constant, with its data."""
-        if tensor.is_meta:
-            raise CaptureError(
-                f"the program reads a tensor of shape {tuple(tensor.shape)} that is neither an input nor has data; "
-                "pass it as an input, or create it inside the program"
-            )
         value = self.new_constant(constant_of(tensor), tensor.dtype)
         self._adopted.append((tensor, value))
         return value
+
+    def note_device(self, frame: FrameType) -> None:
+        """The program asks on which device a tensor is."""
+        if not self._asked_device:
+            self._asked_device = True
+            where = Source(frame.f_code.co_filename, frame.f_lineno)
+            self.assume(f"the programs are captured as they run on the CPU: they ask for a tensor's device at {where}")
 
     def check_adopted(self) -> None:
         """Memory from outside must still hold what it held when it was first seen, as the graph says so. Writes of the
         program are recorded, not made; what changed it went around torch, through an array of numpy over it, say."""
         self._where = (None, False)
         end, written = 0, False
-        for tensor, value in sorted(self._adopted, key=lambda item: item[0].data_ptr()):
-            shared, is_written = tensor.data_ptr() < end, self.aliases.cell(tensor).storage.version > 0
-            end, written = max(end, tensor.data_ptr() + tensor.nbytes), is_written or (shared and written)
+        for tensor, value in sorted(self._adopted, key=lambda item: address_of(item[0])):
+            shared, is_written = address_of(tensor) < end, self.aliases.cell(tensor).storage.version > 0
+            end, written = max(end, address_of(tensor) + tensor.nbytes), is_written or (shared and written)
             if (shared and written) or constant_of(tensor) != self.graph.constants[value]:
                 raise self.failed(CaptureError(
                     f"the memory of a constant of shape {tuple(tensor.shape)} is changed through numpy or another tensor that "
@@ -206,7 +213,7 @@ class Recorder(TorchDispatchMode):
             return self._record_writes(call, result)
         outputs = tensors_in(result)
         for tensor, value in zip(outputs, self._values(call, outputs), strict=True):
-            self._bind_fresh(info, tensor, value)
+            self._bind_fresh(call, tensor, value)
         return result
 
     def _values(self, call: Invocation, outputs: list[torch.Tensor], writes: tuple[str, ...] = ()) -> tuple[Value, ...]:
@@ -225,10 +232,13 @@ class Recorder(TorchDispatchMode):
             self.graph.states[values[-1]] = self.random_state.state
         return values
 
-    def _bind_fresh(self, info: Operator, tensor: torch.Tensor, value: Value) -> None:
+    def _bind_fresh(self, call: Invocation, tensor: torch.Tensor, value: Value) -> None:
         if self.aliases.storage_of(tensor) is not None:
-            raise CaptureError(f"{info.name} returns memory of an argument, which its schema does not say; return a copy")
-        self.aliases.bind(tensor, value)
+            raise CaptureError(f"{call.info.name} returns memory of an argument, which its schema does not say; return a copy")
+        storage = self.aliases.bind(tensor, value).storage
+        if call.device is not None or self._names_devices:
+            self._names_devices = True
+            storage.device = call.device or next((c.storage.device for c in call.cells if c.storage.device is not None), None)
 
     def _record_writes(self, call: Invocation, result: Any) -> Any:
         info = call.info
@@ -248,7 +258,7 @@ class Recorder(TorchDispatchMode):
         for cell, value in zip(cells, values, strict=False):
             self.aliases.write(cell, value)
         for tensor, value in zip(fresh, values[len(written) :], strict=True):
-            self._bind_fresh(info, tensor, value)
+            self._bind_fresh(call, tensor, value)
         return call.returned(result)
 
     def _target(self, info: Operator, tensor: torch.Tensor, arguments: list[Cell]) -> Cell:
@@ -295,16 +305,16 @@ class Recorder(TorchDispatchMode):
         """The same window again: no node."""
         tensor = args[0]
         cell = self.aliases.cell(tensor)
-        source = tensor if tensor.is_meta else self.aliases.without_data(cell)
+        source = tensor if is_meta(tensor) else self.aliases.without_data(cell)
         return info.func(source)
 
     def _rename_dims(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """`squeeze_` and the like move a tensor to another window of its memory: they are views that keep the object. They
         touch no data, so that a tensor with data may be renamed as it is."""
-        if info.name == "aten.set_.source_Tensor" and args[0].is_meta and args[1].is_meta:
+        if info.name == "aten.set_.source_Tensor" and is_meta(args[0]) and is_meta(args[1]):
             self.aliases.cell(args[1])
             return info.func(*args)  # the tensor shows that window of that memory from now on
-        if info.name == "aten.resize_.default" and not kwargs and args[0].is_meta and self._has_room(*args):
+        if info.name == "aten.resize_.default" and not kwargs and is_meta(args[0]) and self._has_room(*args):
             return info.func(*args)  # as many elements of its memory, one after another
         view = info.name.replace("_.", ".", 1)
         view = "aten.transpose.int" if view == "aten.transpose.default" else view
@@ -326,7 +336,8 @@ class Recorder(TorchDispatchMode):
         """The data of a tensor that follows from constants alone; an error, which the program cannot hide, if it does not."""
         self.locate()
         try:
-            return self.constants.tensor(self.value(tensor))
+            with _disable_current_modes():
+                return self.constants.tensor(self.value(tensor))
         except NotConstant as reason:
             error = CaptureError(
                 f"the program reads the value of a tensor that depends on {reason.culprit}; what it does next would hold "

@@ -30,6 +30,8 @@ from graphguard.capture.adapters import (
 from graphguard.capture.adapters.holders import OBJECT_COLLECTIVES, Holders
 from graphguard.capture.adapters.versions import check_version, warn_of_versions
 from graphguard.capture.detours import close_detours
+from graphguard.capture.device import present_devices
+from graphguard.capture.memory import close_memory
 from graphguard.capture.waits import watch_waits
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     """Prepare this process for recording one program; `objects` is given for a rank."""
     check_version(recorder, "torch")
     data.keep_literal_data(recorder, holders)
-    data.read_values_from_the_graph(recorder)
+    close_memory(recorder, holders)
     close_detours(recorder)
+    present_devices(recorder)
     data.initialise_without_data(recorder, holders)
     devices.pretend_devices()
     devices.give_addresses()

@@ -6,13 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.nn import init
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphguard.capture.adapters.holders import Holders
-from graphguard.errors import CaptureError
+from graphguard.capture.device import is_meta
 
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
@@ -20,11 +19,14 @@ if TYPE_CHECKING:
 
 def keep_literal_data(recorder: Recorder, holders: Holders) -> None:
     """`torch.tensor(data, device=x.device)` would drop the data, as x is on the meta device."""
+    as_tensor = torch.as_tensor
     for function, builtin in ((torch.tensor, "aten::tensor"), (torch.as_tensor, "aten::as_tensor")):
 
         @functools.wraps(function)
         def keeping(data: Any, *args: Any, _function: Any = function, device: Any = None, **kwargs: Any) -> Any:
             if isinstance(data, torch.Tensor):
+                if _function is as_tensor and device is not None:
+                    return data.to(device, *args, **kwargs)  # as it is, if it is there
                 return _function(data, *args, device=device, **kwargs)
             return _function(data, *args, **kwargs)
 
@@ -44,7 +46,7 @@ def initialise_without_data(recorder: Recorder, holders: Holders) -> None:
         @functools.wraps(function)
         def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             function(tensor, *args, **kwargs)
-            if tensor.is_meta:
+            if is_meta(tensor):
                 recorder.assume(f"{function.__name__} draws any random numbers: their distribution is not recorded")
                 with torch.no_grad():
                     tensor.normal_(generator=kwargs.get("generator"))
@@ -62,30 +64,3 @@ def initialise_without_data(recorder: Recorder, holders: Holders) -> None:
     holders.replace(init.dirac_, dirac_)
     for function in (init.trunc_normal_, init.orthogonal_, init.sparse_):
         holders.replace(function, drawing(function))
-
-
-def read_values_from_the_graph(recorder: Recorder) -> None:
-    """`.tolist()` and `.numpy()` read memory behind the recorder's back: answer them from constants."""
-
-    def reading(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_meta and recorder.aliases.storage_of(self) is None:
-                return method(self, *args, **kwargs)
-            with _disable_current_modes():
-                result = method(recorder.constant_tensor(self), *args, **kwargs)
-            if isinstance(result, np.ndarray):
-                result.flags.writeable = False  # it does not share the tensor's memory, as the program may count on
-            return result
-
-        return wrapper
-
-    for name in ("tolist", "numpy", "__array__"):
-        setattr(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
-
-    def unmodelled(self: torch.Tensor, *args: Any) -> None:
-        recorder.locate()
-        raise recorder.failed(CaptureError("apply_ and map_ run Python on every element, which is not modelled; use operators"))
-
-    for name in ("apply_", "map_", "map2_"):  # without data they would do nothing, and say nothing
-        setattr(torch.Tensor, name, unmodelled)

@@ -10,7 +10,6 @@ import torch
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
-_META = torch.device("meta")
 
 
 def pretend_devices() -> None:
@@ -20,12 +19,7 @@ def pretend_devices() -> None:
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_device = lambda: 0
     torch.Tensor.pin_memory = lambda self, device=None: self.clone()
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self.to("cuda:0")
     torch.nn.Module.cuda = lambda self, device=None: self.to("cuda:0")
-    to = torch.Tensor.to
-    torch.Tensor.to = lambda self, *args, **kwargs: to(
-        self, *map(with_index, args), **{name: with_index(arg) for name, arg in kwargs.items()}
-    )
     foreach = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
     torch.utils._foreach_utils._get_foreach_kernels_supported_devices = lambda: [*foreach(), "meta"]
     optimizer: Any = sys.modules["torch.optim.optimizer"]  # torch.optim hides it
@@ -34,19 +28,15 @@ def pretend_devices() -> None:
     torch.distributions.Distribution.set_default_validate_args(False)  # it reads values; programs are taken to be valid
 
 
-def with_index(given: Any) -> Any:
-    """The device that "cuda" stands for: torch would ask the driver, which is not there, for the current one."""
-    return torch.device("cuda", 0) if isinstance(given, (str, torch.device)) and str(given) == "cuda" else given
-
-
 def give_addresses() -> None:
-    """Without data every address is 0: programs that look for shared memory would find it everywhere."""
+    """Without data every address is 0: programs that look for shared memory would find it everywhere. What is written with
+    torch is not there either for tensors with data, so that none has its own address: to read there ends the process."""
     addresses: dict[int, int] = {}
     kept: list[torch.UntypedStorage] = []
     of_storage, of_tensor = torch.UntypedStorage.data_ptr, torch.Tensor.data_ptr
 
     def storage_address(self: torch.UntypedStorage) -> int:
-        if self.device != _META or self.nbytes() == 0:
+        if self.nbytes() == 0:
             return of_storage(self)  # type: ignore[no-any-return]
         if self._cdata not in addresses:
             kept.append(self)
@@ -54,7 +44,7 @@ def give_addresses() -> None:
         return addresses[self._cdata]
 
     def address(self: torch.Tensor) -> int:
-        if not self.is_meta or self.numel() == 0:
+        if self.numel() == 0:
             return of_tensor(self)  # type: ignore[no-any-return]
         return storage_address(self.untyped_storage()) + int(self.storage_offset() * self.element_size())
 

@@ -26,6 +26,7 @@ class Holders:
         originals.append(torch.nn.functional.scaled_dot_product_attention)
         originals += [_collective_utils.mesh_scatter, _collective_utils.mesh_broadcast]
         originals += [getattr(dist, name) for name in OBJECT_COLLECTIVES]
+        originals.append(torch._C._to_dlpack)
         wanted = {id(original) for original in originals}
         self._found: dict[int, list[tuple[dict[str, Any], str]]] = {key: [] for key in wanted}
         for title, module in list(sys.modules.items()):

@@ -15,7 +15,7 @@ from graphguard.capture.imports import when_imported
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
-_META = torch.device("meta")
+_CPU = torch.device("cpu")
 
 
 def adjust_megatron(recorder: Recorder) -> None:
@@ -26,7 +26,7 @@ def adjust_megatron(recorder: Recorder) -> None:
         random.CudaRNGStatesTracker.add = lambda self, name, seed: self.set_states({**self.states_, name: seed})
         random.CudaRNGStatesTracker.fork = fork
         random._get_cuda_rng_state = random._set_cuda_rng_state = lambda *args, **kwargs: None
-        torch.cuda.current_device = lambda: _META
+        torch.cuda.current_device = lambda: _CPU
 
     def fork(self: Any, name: str = "") -> contextlib.AbstractContextManager[None]:
         recorder.assume("megatron-core draws random numbers (dropout, initialisation) from one stream per rank")
