@@ -253,8 +253,8 @@ def made_by_some(graphs: Sequence[Graph]) -> str | None:
         for number, node in enumerate(most):
             if number >= len(its) or its[number].kwargs["group"] != node.kwargs["group"]:
                 group = list(node.kwargs["group"])  # type: ignore[arg-type]
-                return (f"rank {rank} does not make the group of ranks {group}, which others make at {node.source}: the backend "
-                        "lets it leave out groups that it is not in (gloo does, NCCL with a bound device does not)")  # fmt: skip
+                return (f"rank {rank} does not make the group of ranks {group}, as others do at {node.source}: the backend "
+                        "lets it leave out groups that it is not in (gloo does, NCCL on bound devices does not)")  # fmt: skip
     return None
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from graphguard.ir import Graph, Node, Value
 from graphguard.joint import NEW_GROUP, Joint
 
-CONSTRUCTION = (
-    "communication while the module was built, whose parameters are inputs since, is matched, but not in the graph"
-)
+CONSTRUCTION = "communication while the module was built, whose parameters are inputs since, is matched, but not in the graph"
 
 
 def prune(graph: Graph) -> None:

@@ -191,9 +191,7 @@ class Recorder(TorchDispatchMode):
         if info.reads_scalar:
             return self._read_scalar(info, args)
         if info.namespace in _COMMUNICATING:
-            raise CaptureError(
-                f"{info.name} communicates in a way that is not modelled; use torch.distributed's collectives"
-            )
+            raise CaptureError(f"{info.name} communicates in a way that is not modelled; use torch.distributed's collectives")
         return self._record(Invocation(info, args, kwargs, self.aliases))
 
     def _record(self, call: Invocation) -> Any:
