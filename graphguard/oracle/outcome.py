@@ -15,7 +15,7 @@ from graphguard.counterexample import Element, Number
 from graphguard.engine.proof import Relation
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Mesh
-from graphguard.oracle.clean import Clean, Sample, are_shares, holds, placed, reshaped, scattered, worst
+from graphguard.oracle.clean import Clean, Sample, are_shares, has_sums, holds, placed, reshaped, scattered, worst
 from graphguard.oracle.grid import Grid, Placements, cut, grid_of
 from graphguard.oracle.reference import Reference
 from graphguard.oracle.reordered import reordered
@@ -37,8 +37,9 @@ class Outcome:
 class Output:
     """One output of all trials in which something is claimed of it."""
 
-    def __init__(self, path: str, dtype: str, mesh: Mesh, trials: Sequence[Trial]):
+    def __init__(self, path: str, dtype: str, mesh: Mesh, trials: Sequence[Trial], no_parts: str | None = None):
         self.path, self.dtype, self.mesh = path, dtype, mesh
+        self.no_parts = no_parts  # the kind of finding, where a sum over ranks is known to be none of true parts
         self.trials = [trial for trial in trials if path in trial.references and _claims(trial.references[path])]
         self.ranks = tuple(trials[0].values(path))
         self.grid = grid_of(mesh, self.ranks)
@@ -58,11 +59,12 @@ class Output:
         """Any clean relation will do."""
         grid = self._ranks_as_grid()
         samples = self.samples()
-        clean, shares = placed(self.path, grid, samples, self.dtype)
-        clean = clean or scattered(self.path, grid, samples) or reshaped(self.path, grid, samples)
+        sums = self.no_parts is None
+        clean, shares = placed(self.path, grid, samples, self.dtype, sums)
+        clean = clean or scattered(self.path, grid, samples, sums) or reshaped(self.path, grid, samples)
         if clean is not None:
             return Outcome(clean=clean)
-        return Outcome("scaled-copies" if shares else "unexplained-output")
+        return Outcome(self.no_parts or ("scaled-copies" if shares else "unexplained-output"))
 
     def expected(self, expectation: Expectation) -> Outcome:
         """The stated relation must hold."""
@@ -74,7 +76,9 @@ class Output:
             placements = self.on_grid(expectation)
             samples = self.samples()
             agrees = holds(self.grid, placements, samples)
-            if agrees and are_shares(self.grid, placements, samples):
+            if agrees and has_sums(placements) and self.no_parts is not None:
+                return Outcome(self.no_parts)
+            if agrees and are_shares(self.grid, placements, samples, stated=True):
                 return Outcome("scaled-copies")
         if agrees:
             return Outcome(clean=Clean(f"{self.path} is as stated: {expectation.text}"))
