@@ -77,7 +77,7 @@ def expectations(
         found[path] = replace(have, needs=(*more, *have.needs))
     for path, why in (wrong or {}).items():
         found[path] = replace(found.get(path, Expectation("any clean relation")), wrong=why)
-    return {path: found[path] for path in known if path in found}
+    return {path: found[path] for path in dict.fromkeys([*outputs, *known]) if path in found}
 
 
 def _is_missing(path: str, captured: Captured, needs: Sequence[Need]) -> bool:
@@ -180,7 +180,8 @@ def _counted(path: str, who: str, value: Value, expectation: Expectation) -> tup
         if not ranks:
             left_out = text
         else:
-            needs.append(Need(ranks, f"by {expectation.text}, {text} should be on {_in_words(ranks)} alone, and {_lacks(ranks)}"))
+            who_alone = f"{_in_words(ranks)} alone, and {_lacks(ranks)}"
+            needs.append(Need(ranks, f"by {expectation.text}, {text} should be on {who_alone}"))
     return replace(expectation, needs=tuple(needs)), left_out
 
 

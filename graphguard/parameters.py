@@ -17,7 +17,7 @@ from graphguard.capture.session import capture as capture_subject
 from graphguard.errors import UsageError
 from graphguard.expectation import Need
 from graphguard.ir import MARKED, Graph, Layout, Mesh
-from graphguard.layouts import part_of, placements_on, text_of, unknown
+from graphguard.layouts import has_sums, part_of, placements_on, text_of, unknown
 from graphguard.prune import prune
 from graphguard.relation import Coordinate, Input, localise
 

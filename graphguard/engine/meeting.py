@@ -182,8 +182,23 @@ def _stacked(m: Meeting, count: int) -> Value:
 def _reduce_scatter(m: Meeting, node: Node) -> list[Described]:
     _require_arithmetic(node)
     groups = m.groups()
+    rows = [value.shape for value in node.operands()][: groups.size]
+    if len(set(rows)) > 1:
+        return [m.own(_reduced_unevenly(m, node, rows))]
     total = exchange.reduced(m.ops, _stacked(m, groups.size), groups, dict(node.kwargs))
     return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]
+
+
+def _reduced_unevenly(m: Meeting, node: Node, rows: Sequence[tuple[int, ...]]) -> Value:
+    """The tensors of a list side by side, of which each member keeps the one at its place."""
+    groups = m.groups()
+    if len({row[1:] for row in rows}) > 1 or any(not row for row in rows):
+        raise Undescribed("a reduce_scatter of tensors that differ in more than their length")
+    joined = m.ops.concat([m.operand(number) for number in range(groups.size)], 0)
+    total = exchange.reduced(m.ops, joined, groups, dict(node.kwargs))
+    ends = np.cumsum([0, *(row[0] for row in rows)])
+    kept = m.ops.cut(total, 0, collapse(ends[groups.place]), collapse(ends[groups.place + 1]))
+    return folded(m.ops.table, kept)
 
 
 def _all_to_all(m: Meeting, node: Node) -> list[Described]:

@@ -28,12 +28,12 @@ class Proof:
 
     relations: dict[str, Relation] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # the most telling first; empty if all is proved
-    no_parts: dict[str, str] = field(default_factory=dict)  # outputs that are sums over ranks of no true parts: which kind
     assumptions: list[str] = field(default_factory=list)
     opaque: list[str] = field(default_factory=list)  # operators that no lemma describes, which the proof met
     listing: Callable[[], list[Program]] | None = None  # the operations of both programs with the relation at each one
     operations: int = 0
     seconds: float = 0.0
+    no_parts: dict[str, str] = field(default_factory=dict)  # outputs that are sums over ranks of no true parts: which kind
 
     @property
     def proved(self) -> bool:

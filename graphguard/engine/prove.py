@@ -283,7 +283,7 @@ class _Prover:
         self.proof.no_parts[path] = kind = "scaled-copies" if held is Summands.COPIES else "unexplained-output"
         message = f"{path}: the ranks hold copies that are scaled, and only their sum is the sequential value"
         if held is Summands.CANCELLING:
-            message = f"{path}: the ranks hold no parts of it; what they hold adds up to it because some take away what others add"
+            message = f"{path}: the ranks hold no parts of it: what they hold adds up to it, as some take away what others add"
         return self._at_output(kind, path, message, self._holding(path))
 
     def _holding(self, path: str) -> tuple[Holding, ...]:

@@ -34,10 +34,8 @@ def summands(table: Table, value: Value, along: Sequence[Groups], stated: bool, 
     """What the lanes hold whose sum over groups, one axis of the mesh after the other, is an output or a multiple of it."""
     if cancel(table, value, along):
         return Summands.CANCELLING
-    for groups in along if not averaged else ():
-        if value.terms and all(_is_copied(table, term, groups) for term in value.terms):
-            if not (stated and all(_counts(table, term, groups) for term in value.terms)):
-                return Summands.COPIES
+    if not averaged and any(_are_copies(table, value, groups, stated) for groups in along):
+        return Summands.COPIES
     return Summands.PARTS
 
 
@@ -60,6 +58,12 @@ def _size(weight: Lane) -> Lane:
 
 
 # ---------------------------------------------------------------------- copies
+def _are_copies(table: Table, value: Value, groups: Groups, stated: bool) -> bool:
+    if not value.terms or not all(_is_copied(table, term, groups) for term in value.terms):
+        return False
+    return not (stated and all(_counts(table, term, groups) for term in value.terms))
+
+
 def _is_copied(table: Table, term: Term, groups: Groups) -> bool:
     """Whether members of some group have the term alike, but for a number."""
     weights = _by_member(term.weight, groups)
