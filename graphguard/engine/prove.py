@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphguard.engine.arrange import arranged
+from graphguard.engine.arrange import arranged, padded
 from graphguard.engine.classes import streams as classes_of
 from graphguard.engine.draws import matched
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
@@ -271,7 +271,7 @@ class _Prover:
                 if held is Summands.PARTS:
                     return relation_of(path, placements, output, self._type(path))
                 no_parts = no_parts or held
-        arrangement = arranged(self.relator, whole, output)
+        arrangement = arranged(self.relator, whole, output) or padded(self.relator, whole, output)
         if arrangement is not None:
             return arranged_relation(path, arrangement)
         if no_parts is not None:

@@ -137,9 +137,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return real.reshape(-1).to(torch.float64).nan_to_num()
 
 
-def placed(
-    path: str, grid: Grid, samples: Sequence[Sample], dtype: str, sums: bool = True
-) -> tuple[Clean | None, bool]:
+def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str, sums: bool = True) -> tuple[Clean | None, bool]:
     """The first placements that hold, and whether there were such as hold for shares only."""
     shape = tuple(samples[0].reference.whole.shape)
     shares = False
@@ -172,6 +170,41 @@ def fits_once_reshaped(grid: Grid, placements: Placements, sample: Sample) -> bo
         sizes = [high - low for low, high in spans]
         part = sample.reference.at(partial(cut, spans=spans))
         if tensor.numel() != math.prod(sizes) or not part.fits(tensor.reshape(sizes)):
+            return False
+    return True
+
+
+def padded(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
+    """Equal pieces along a dim, or of the output as one row, that go on beyond its end; what lies there is not claimed."""
+    real = [axis for axis, size in enumerate(grid.mesh.shape) if size > 1]
+    shapes = {tensor.shape for tensor in samples[0].tensors}
+    if len(shapes) != 1:
+        return None
+    dims = range(samples[0].reference.whole.dim()) if len(shapes.pop()) == samples[0].reference.whole.dim() else ()
+    for count in range(1, len(real) + 1):
+        for axes in itertools.combinations(real, count):
+            for dim in (*dims, None):
+                if all(_is_padded(grid, axes, dim, sample) for sample in samples):
+                    along = "one row" if dim is None else f"dim {dim}"
+                    names = ", ".join(grid.mesh.names[axis] for axis in axes)
+                    return Clean(f"{path} is held in pieces along {along} over {names}, padded at the end")
+    return None
+
+
+def _is_padded(grid: Grid, axes: Sequence[int], dim: int | None, sample: Sample) -> bool:
+    flat = sample.reference.at(lambda t: t.reshape(-1)) if dim is None else sample.reference
+    tensors = [t.reshape(-1) for t in sample.tensors] if dim is None else sample.tensors
+    along, full = dim or 0, flat.whole.shape[dim or 0]
+    size = tensors[0].shape[along]
+    if size * math.prod(grid.mesh.shape[axis] for axis in axes) < full:
+        return False
+    for lane, tensor in enumerate(tensors):
+        coordinate, position = list(grid.mesh.coordinate(lane).values()), 0
+        for axis in axes:
+            position = position * grid.mesh.shape[axis] + coordinate[axis]
+        start = min(position * size, full)
+        kept = min(start + size, full) - start
+        if not flat.at(partial(torch.narrow, dim=along, start=start, length=kept)).fits(tensor.narrow(along, 0, kept)):
             return False
     return True
 

@@ -15,7 +15,7 @@ from graphguard.counterexample import Element, Number
 from graphguard.engine.proof import Relation
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Mesh
-from graphguard.oracle.clean import Clean, Sample, are_shares, has_sums, holds, placed, reshaped, scattered, worst
+from graphguard.oracle.clean import Clean, Sample, are_shares, has_sums, holds, padded, placed, reshaped, scattered, worst
 from graphguard.oracle.grid import Grid, Placements, cut, grid_of
 from graphguard.oracle.reference import Reference
 from graphguard.oracle.reordered import reordered
@@ -62,6 +62,7 @@ class Output:
         sums = self.no_parts is None
         clean, shares = placed(self.path, grid, samples, self.dtype, sums)
         clean = clean or scattered(self.path, grid, samples, sums) or reshaped(self.path, grid, samples)
+        clean = clean or padded(self.path, grid, samples)
         if clean is not None:
             return Outcome(clean=clean)
         return Outcome(self.no_parts or ("scaled-copies" if shares else "unexplained-output"))
@@ -124,7 +125,7 @@ class Output:
         for rank, tensor in trial.values(self.path).items():
             tile = arrangement.tiles[rank]
             local = trial.references[self.path].at(partial(_cutout, tile=tile))
-            if tuple(tensor.shape) != tile.shape or bool((local.excess(tensor) > PATIENCE).any()):
+            if tuple(tensor.shape) != tile.shape or bool((local.excess(_kept(tensor, tile)) > PATIENCE).any()):
                 return False
         return True
 
@@ -242,7 +243,15 @@ def _places(wanted: Sequence[int], held: Sequence[int]) -> Iterator[tuple[int, .
 
 
 def _cutout(whole: torch.Tensor, tile: Tile) -> torch.Tensor:
-    return cut(whole.reshape(-1) if tile.flat else whole, tile.spans).permute(tile.order).reshape(tile.shape)
+    found = cut(whole.reshape(-1) if tile.flat else whole, tile.spans).permute(tile.order)
+    return found if tile.padded else found.reshape(tile.shape)
+
+
+def _kept(tensor: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """What a rank holds, without padding."""
+    if not tile.padded:
+        return tensor
+    return cut(tensor.reshape(-1) if tile.flat else tensor, tuple((0, high - low) for low, high in tile.spans))
 
 
 def _claims(reference: Reference) -> bool:
