@@ -17,6 +17,7 @@ from graphguard.capture.program import PARAMETERS, FunctionProgram, ModelProgram
 from graphguard.capture.session import Captured, LocalInputs, Progress, Subject
 from graphguard.capture.session import capture as capture_subject
 from graphguard.capture.wrappers import gradients_of
+from graphguard.dtensors import needed_parts, of_dtensors, other_shapes
 from graphguard.engine.apart import proved_apart
 from graphguard.engine.proof import Proof
 from graphguard.errors import GraphGuardError, InternalError, MismatchError, UsageError
@@ -29,7 +30,7 @@ from graphguard.parameters import (
     expected_gradients,
     found_parameters,
     guesses,
-    of_dtensors,
+    needed_gradients,
     relations_with,
     use_sequential_names,
 )
@@ -249,9 +250,7 @@ def _report(job: Job) -> Report:
             "the sequential program returns no tensor, so there is nothing to verify; return what the ranks should match"
         )
     parameters = _parameters(job, captured)
-    relations, outputs = _with_parameters(job, captured, parameters)
-    outputs = {**of_dtensors(captured, subject.mesh), **outputs}
-    expected = expectations(outputs, captured, subject.mesh)
+    relations, expected = _with_parameters(job, captured, parameters)
     seconds: dict[str, float | None] = {"capture": captured.seconds, "proof": None, "oracle": None}
     stats: dict[str, Any] = {"ops": 0, "ranks": subject.mesh.size, "seconds": seconds}
     if captured.joint.findings:
@@ -260,7 +259,7 @@ def _report(job: Job) -> Report:
     else:
         report = _decided(job, captured, relations, expected, stats)
     report.parameters = {name.removeprefix(PARAMETERS): str(found) for name, found in parameters.items()}
-    report.assumptions += guesses(parameters)
+    report.assumptions += guesses(parameters) + [each.assumed for each in expected.values() if each.assumed is not None]
     report.notes += _only_of_ranks(captured)
     report.notes += [
         f"the input {name} is read by neither program"
@@ -286,10 +285,10 @@ def _decided(
     judged = partial(judge, *graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, progress=tell)
     proof = first = proof_of()
     _tell("oracle")
-    judgement = judged(proved=proof.relations)
+    judgement = judged(proved=proof.relations, no_parts=proof.no_parts)
     if not judgement.different:
         proof = proved_apart(first, job.subject.mesh.size, proof_of)
-        judgement = judgement if proof is first else judged(proved=proof.relations)
+        judgement = judgement if proof is first else judged(proved=proof.relations, no_parts=proof.no_parts)
     stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
     stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
     assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])
@@ -332,17 +331,23 @@ def _parameters(job: Job, captured: Captured) -> dict[str, Parameter]:
     return found_parameters(job.subject, captured, job.params)
 
 
-def _with_parameters(job: Job, captured: Captured, parameters: Mapping[str, Parameter]) -> tuple[list[Graph], Any]:
-    """The input relations and the expected outputs; for a module, with what is known of its parameters."""
-    program, outputs = job.subject.distributed, {} if job.outputs is None else job.outputs
-    if not isinstance(program, ModelProgram):
-        return captured.relations, outputs
-    expected: dict[str, Any] = {}
-    if isinstance(program.step, train_step):
-        expected = expected_gradients(captured, parameters)
-        if program.step.loss is not None:
-            expected["loss"] = program.step.loss
-    return relations_with(job.subject, captured, parameters), {**expected, **outputs}
+def _with_parameters(
+    job: Job, captured: Captured, parameters: Mapping[str, Parameter]
+) -> tuple[list[Graph], dict[str, Expectation]]:
+    """The input relations and what is expected of outputs; for a module, with what is known of its parameters."""
+    program, mesh, stated = job.subject.distributed, job.subject.mesh, job.outputs or {}
+    outputs, needs, relations = of_dtensors(captured, mesh), needed_parts(captured), captured.relations
+    gradients: dict[str, Any] = {}
+    if isinstance(program, ModelProgram):
+        relations = relations_with(job.subject, captured, parameters)
+        if isinstance(program.step, train_step):
+            gradients = expected_gradients(captured, parameters)
+            outputs |= gradients if program.step.loss is None else {**gradients, "loss": program.step.loss}
+            for path, more in needed_gradients(captured, parameters).items():
+                needs[path] = [*more, *needs.get(path, ())]
+    of_parameters = gradients.keys() - stated.keys()
+    expected = expectations({**outputs, **stated}, captured, mesh, needs, other_shapes(captured), of_parameters)
+    return relations, expected
 
 
 def _ranges(inputs: Mapping[str, Input]) -> dict[str, tuple[int | None, int | None]]:

@@ -15,15 +15,22 @@ class Tile:
     """What a rank holds: a cutout of the output, its dims in another order, reshaped to the rank's own shape.
 
     spans: by dim of the output, or of the flat output where `flat`. order: of the cutout's dims, as `permute` takes it.
+    padded: the rank's tensor, flat where the tile is, begins with the cutout, and goes on beyond the end of the output.
     """
 
     spans: Spans
     order: tuple[int, ...]
     shape: tuple[int, ...]
     flat: bool = False
+    padded: bool = False
 
     def expression(self, name: str) -> str:
         """The cutout itself, made from the rank's tensor."""
+        if self.padded:
+            held = (prod(self.shape),) if self.flat else self.shape
+            kept = [f":{high - low}" if high - low < size else ":" for (low, high), size in zip(self.spans, held, strict=True)]
+            text = f"{name}.reshape(-1)" if self.flat and len(self.shape) != 1 else name
+            return text if all(each == ":" for each in kept) else f"{text}[{', '.join(kept)}]"
         sizes = tuple(high - low for low, high in self.spans)
         turned = tuple(sizes[dim] for dim in self.order)
         text = name if self.shape == turned else f"{name}.reshape{_tuple((-1,) if self.flat else turned)}"

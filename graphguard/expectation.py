@@ -3,8 +3,9 @@ torch; reading what the user wrote does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError
@@ -18,33 +19,70 @@ _REDUCTIONS = ("sum", "avg", "max", "min")
 
 
 @dataclass(frozen=True)
+class Need:
+    """Of some ranks, at least one must return the output: else something is nowhere. `what` says it, after the path."""
+
+    ranks: tuple[int, ...]
+    what: str
+
+
+@dataclass(frozen=True)
 class Expectation:
-    """Placements or graphs, never both.
+    """Placements or graphs, never both; with neither, any clean relation will do.
 
     placements: one per mesh axis, in mesh order: "Replicate", "Shard(1)", "Partial(sum)"; dims count from the front.
     graphs: one per rank, from the input "full" (the sequential output) to the output "local" (what the rank should return);
         None for a rank that does not return the output.
     text: for messages.
+    needs: who must return it. wrong: why it cannot be right, whatever its values are.
+    assumed: what was not checked of the code.
     """
 
     text: str
     placements: tuple[str, ...] | None = None
     graphs: tuple[Graph | None, ...] | None = None
+    needs: tuple[Need, ...] = ()
+    wrong: str | None = None
+    assumed: str | None = None
+
+    @property
+    def states_relation(self) -> bool:
+        return self.placements is not None or self.graphs is not None
 
 
-def expectations(outputs: Mapping[str, Any], captured: Captured, mesh: Mesh) -> dict[str, Expectation]:
-    """What the user wrote as `outputs=`, checked against the outputs that there are."""
+def expectations(
+    outputs: Mapping[str, Any],
+    captured: Captured,
+    mesh: Mesh,
+    needs: Mapping[str, Sequence[Need]] | None = None,
+    wrong: Mapping[str, str] | None = None,
+    of_parameters: Container[str] = (),
+) -> dict[str, Expectation]:
+    """What the user wrote as `outputs=`, checked against the outputs that there are, and what is known of outputs beside it.
+
+    of_parameters: paths whose relation is that of a parameter, so that an error speaks of `params=`."""
     known = {path: value for path, value in captured.sequential.outputs.items() if value is not None}
     for path in outputs:
         if path not in known:
             raise UsageError(f"outputs= names {path!r}, which the sequential program does not return; it returns {list(known)}")
-        _require_grid(path, captured, mesh)
-    functions = {path: expected for path, expected in outputs.items() if _is_function(expected)}
-    traced = _traced(functions, known, captured, mesh) if functions else {}
-    return {
-        path: traced[path] if path in traced else _placed(path, expected, known[path], mesh)
-        for path, expected in outputs.items()
-    }
+        if not _is_missing(path, captured, (needs or {}).get(path, ())):
+            _require_grid(path, captured, mesh)
+    stated = {path: each for path, each in outputs.items() if not _is_missing(path, captured, (needs or {}).get(path, ()))}
+    functions = {path: expected for path, expected in stated.items() if _is_function(expected)}
+    named = {path: "params=" if path in of_parameters else "outputs=" for path in functions}
+    found = {path: _placed(path, each, known[path], mesh) for path, each in stated.items() if path not in functions}
+    found |= _layouts(functions, named, known, captured, mesh)
+    for path, more in (needs or {}).items():
+        have = found.get(path, Expectation("any clean relation"))
+        found[path] = replace(have, needs=(*more, *have.needs))
+    for path, why in (wrong or {}).items():
+        found[path] = replace(found.get(path, Expectation("any clean relation")), wrong=why)
+    return {path: found[path] for path in dict.fromkeys([*outputs, *known]) if path in found}
+
+
+def _is_missing(path: str, captured: Captured, needs: Sequence[Need]) -> bool:
+    """Whether a part of an output is nowhere, so that nothing else need be said of it."""
+    return any(all(captured.ranks[rank].outputs.get(path) is None for rank in need.ranks) for need in needs)
 
 
 def _require_grid(path: str, captured: Captured, mesh: Mesh) -> None:
@@ -94,8 +132,73 @@ def _name(path: str, placement: Any, value: Value) -> str:
 
 
 # ---------------------------------------------------------------------- code
+def _layouts(
+    functions: Mapping[str, Callable[..., Any]],
+    named: Mapping[str, str],
+    values: Mapping[str, Value],
+    captured: Captured,
+    mesh: Mesh,
+) -> dict[str, Expectation]:
+    """What code says of outputs. It must do no more than move elements, and leave none out; where it is other ranks than those
+    that return the output to which it gives the rest, that is a fault of theirs."""
+    returned = {path: [graph.outputs.get(path) is not None for graph in captured.ranks] for path in functions}
+    found = _traced(functions, named, values, returned, mesh) if functions else {}
+    for path, function in functions.items():
+        expectation, left_out = _counted(path, named[path], values[path], found[path])
+        if left_out is not None and not all(returned[path]):
+            everyone = {path: [True] * mesh.size}
+            with suppress(GraphGuardError):  # of a rank that returns nothing, code need not know what it should
+                whole = _traced({path: function}, named, values, everyone, mesh)[path]
+                expectation, left_out = _counted(path, named[path], values[path], whole)
+        if left_out is not None:
+            raise UsageError(f"{named[path]}: {path!r}: by {expectation.text}, no rank has {left_out}")
+        found[path] = expectation
+    return found
+
+
+def _counted(path: str, who: str, value: Value, expectation: Expectation) -> tuple[Expectation, str | None]:
+    """With who must return what; and which elements no rank has."""
+    from graphguard.coverage import MOST_ELEMENTS, NotClean, holders, in_words, sources_of
+
+    assert expectation.graphs is not None
+    graphs = expectation.graphs
+    if value.numel * sum(graph is not None for graph in graphs) > MOST_ELEMENTS:
+        assumed = f"{path}: {expectation.text} only moves elements, and leaves out none: there are too many to look at"
+        return replace(expectation, assumed=assumed), None
+    sources = []
+    for rank, graph in enumerate(graphs):
+        try:
+            sources.append(None if graph is None else sources_of(graph, FULL, LOCAL))
+        except NotClean as error:
+            raise UsageError(
+                f"{who}: {path!r}: {expectation.text} is not clean: for rank {rank} it gives at {list(error.index)} what is no "
+                "element of the output; it may slice, join, transpose, reshape and pad"
+            ) from None
+    needs, left_out = [], None
+    for ranks, places in holders(sources, value.numel):
+        text = in_words(places, value.shape)
+        if not ranks:
+            left_out = text
+        else:
+            who_alone = f"{_in_words(ranks)} alone, and {_lacks(ranks)}"
+            needs.append(Need(ranks, f"by {expectation.text}, {text} should be on {who_alone}"))
+    return replace(expectation, needs=tuple(needs)), left_out
+
+
+def _in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _lacks(ranks: Sequence[int]) -> str:
+    return "it returns nothing" if len(ranks) == 1 else "they return nothing"
+
+
 def _traced(
-    functions: Mapping[str, Callable[..., Any]], values: Mapping[str, Value], captured: Captured, mesh: Mesh
+    functions: Mapping[str, Callable[..., Any]],
+    named: Mapping[str, str],
+    values: Mapping[str, Value],
+    returned: Mapping[str, list[bool]],
+    mesh: Mesh,
 ) -> dict[str, Expectation]:
     """Trace the functions as input relations are: each sequential output is the input of a program that does nothing."""
     from graphguard.aten.operators import DTYPES
@@ -105,7 +208,7 @@ def _traced(
 
     inputs = {}
     for path, function in functions.items():
-        local = _local(path, function, [graph.outputs.get(path) is not None for graph in captured.ranks], mesh)
+        local = _local(path, named[path], function, returned[path], mesh)
         inputs[path] = Input(values[path].shape, dtype=DTYPES[values[path].dtype], local=local)
     nothing = FunctionProgram(lambda **full: None, "sequential")
     try:
@@ -116,15 +219,14 @@ def _traced(
         path: Expectation(
             f"the layout of {getattr(function, '__name__', type(function).__name__)}",
             graphs=tuple(
-                _alone(relation, path) if rank.outputs.get(path) is not None else None
-                for relation, rank in zip(relations, captured.ranks, strict=True)
+                _alone(relation, path) if there else None for relation, there in zip(relations, returned[path], strict=True)
             ),
         )
         for path, function in functions.items()
     }
 
 
-def _local(path: str, function: Callable[..., Any], returned: list[bool], mesh: Mesh) -> Callable[..., Any]:
+def _local(path: str, who: str, function: Callable[..., Any], returned: list[bool], mesh: Mesh) -> Callable[..., Any]:
     """The function as an input relation has it, called for ranks that return the output only."""
     from torch import Tensor
 
@@ -135,7 +237,7 @@ def _local(path: str, function: Callable[..., Any], returned: list[bool], mesh: 
             return full
         result = function(full, coord)
         if not isinstance(result, Tensor):
-            raise UsageError(f"outputs=: the function of {path!r} returned {type(result).__name__}, not a tensor")
+            raise UsageError(f"{who}: the function of {path!r} returned {type(result).__name__}, not a tensor")
         return result
 
     return local

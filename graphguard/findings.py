@@ -54,8 +54,9 @@ KINDS = {
         Kind("GG203", "scaled-copies", "The ranks' values add up to the sequential output only because each is the same "
              "fraction of it: copies, not parts of a reduction.",
              "A sum over ranks must be one of true parts, not of N copies of a value that was divided by N."),
-        Kind("GG204", "missing-output", "The sequential program returns an output that no rank returns.",
-             "Every output of the sequential program must be returned by some rank."),
+        Kind("GG204", "missing-output", "The sequential program returns an output that no rank returns, or of which a part is "
+             "on no rank that returns it; or a rank that holds a parameter has no gradient of it.",
+             "All of every output of the sequential program must be returned by some rank."),
         Kind("GG205", "unexpected-relation", "The ranks hold the output by a clean relation, but not by the one that "
              "`outputs=` states.",
              "An output must be held as its users read it, which is what `outputs=` states."),
@@ -75,6 +76,7 @@ class Finding:
     law: why this very operation breaks the relation, where that is known; else the kind has one for all of its findings.
     holdings: who holds which part of the tensors in question.
     output: the path of the output that it is about, if it is about one.
+    plain: whether the programs show it as they are, so that no execution is needed.
     """
 
     kind: str
@@ -88,6 +90,7 @@ class Finding:
     law: str | None = None
     holdings: tuple[Holding, ...] = ()
     output: str | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -100,6 +103,10 @@ class Finding:
     @property
     def code(self) -> str:
         return KINDS[self.kind].code
+
+    @property
+    def needs_no_execution(self) -> bool:
+        return self.plain or self.kind == "missing-output"
 
     @property
     def at_one_line(self) -> bool:

@@ -15,6 +15,7 @@ from graphguard.capture.program import PARAMETERS, FunctionProgram
 from graphguard.capture.session import Captured, Subject
 from graphguard.capture.session import capture as capture_subject
 from graphguard.errors import UsageError
+from graphguard.expectation import Need
 from graphguard.ir import MARKED, Graph, Layout, Mesh
 from graphguard.layouts import has_sums, part_of, placements_on, text_of, unknown
 from graphguard.prune import prune
@@ -103,22 +104,15 @@ def expected_gradients(captured: Captured, parameters: Mapping[str, Parameter]) 
     }
 
 
-def of_dtensors(captured: Captured, mesh: Mesh) -> dict[str, Any]:
-    """What an output that is a DTensor says of itself: by its own placements it stands for the sequential output."""
-    expected: dict[str, Any] = {}
-    for path, value in captured.sequential.outputs.items():
-        layouts = [graph.layouts.get(path) for graph in captured.ranks]
-        known = [layout for layout in layouts if layout is not None]
-        if value is None or not known:
-            continue
-        placements = placements_on(mesh, layouts)
-        if placements is None and has_sums(known):
-            raise UsageError(
-                f"output {path!r} is a DTensor placed by {text_of(known[0])} on a mesh of its own; "
-                "state outputs= for it, or return its full tensor"
-            )
-        expected[path] = part_of(path, layouts, mesh) if placements is None else placements
-    return expected
+def needed_gradients(captured: Captured, parameters: Mapping[str, Parameter]) -> dict[str, list[Need]]:
+    """Every rank that holds a parameter has its gradient, if the sequential program has one."""
+    needs: dict[str, list[Need]] = {}
+    for name in parameters:
+        path = GRADIENTS + name.removeprefix(PARAMETERS)
+        if captured.sequential.outputs.get(path) is not None:
+            holding = [rank for rank, graph in enumerate(captured.ranks) if name in graph.inputs]
+            needs[path] = [Need((rank,), f"rank {rank} holds the parameter, and has no gradient of it") for rank in holding]
+    return needs
 
 
 def guesses(parameters: Mapping[str, Parameter]) -> list[str]:

@@ -33,10 +33,10 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
             "with both programs"
         )
     report = Report.of_proof(proof, assumptions)
-    missing = [finding for finding in proof.findings if finding.kind == "missing-output"]
+    plain = any(finding.needs_no_execution for finding in proof.findings)
     if proof.proved:
         report.notes += _unexecuted(judgement, "the verdict rests on the proof alone")
-    elif judgement.different or missing:
+    elif judgement.different or plain:
         report.verdict = "refuted"
         report.counterexample = judgement.counterexample
         findings = _with_repairs(_with_parting(_told(proof.findings, judgement), judgement), judgement)
@@ -60,7 +60,7 @@ def _told(findings: Iterable[Finding], judgement: Judgement) -> list[Finding]:
     for finding in findings:
         if finding.output in judgement.kinds:
             wrong.append(_suited(finding, finding.output, judgement))
-        elif finding.kind == "missing-output":
+        elif finding.needs_no_execution:
             wrong.append(finding)
         else:
             others.append(finding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,7 +71,10 @@ class ModelProgram:
         construction = len(recorder.graph.nodes)
         with recorder:
             firsts: dict[int, str] = {}
+            owners: dict[str, int] = {}
             for name, parameter in named_parameters(module):
+                if owners.setdefault(name, id(parameter)) != id(parameter) or PARAMETERS + name in inputs:
+                    raise UsageError(f"two parameters or inputs have the name {PARAMETERS + name!r}; rename one of them")
                 first = firsts.setdefault(id(parameter), name)
                 if first != name:
                     recorder.graph.ties[PARAMETERS + name] = PARAMETERS + first
@@ -126,7 +129,7 @@ def record_outputs(recorder: Recorder, outputs: Any) -> None:
     """Name the program's outputs by their path, and say which values they are."""
     recorder.check_adopted()
     leaves = [] if outputs is None else pytree.tree_flatten_with_path(outputs)[0]
-    named = {path_name(path): leaf for path, leaf in leaves}
+    named = _by_path(leaves, "outputs")
     recorder.graph.outputs = dict.fromkeys(named)
     with recorder:
         for name, leaf in named.items():
@@ -184,4 +187,16 @@ def _form(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors among a rank's inputs, by path."""
     leaves, _ = pytree.tree_flatten_with_path(dict(inputs))
-    return {path_name(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return _by_path([(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)], "inputs of a rank")
+
+
+def _by_path(leaves: Iterable[tuple[tuple[Any, ...], Any]], what: str) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    keys: dict[str, tuple[Any, ...]] = {}
+    for path, leaf in leaves:
+        name = path_name(path)
+        if name in named:
+            both = " and ".join(pytree.keystr(each) for each in (keys[name], path))
+            raise UsageError(f"two {what} have the path {name!r}: {both}; rename one of them")
+        named[name], keys[name] = leaf, path
+    return named

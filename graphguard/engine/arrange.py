@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import numpy as np
 
 from graphguard.arrangement import Arrangement, Tile
 from graphguard.engine.lane import Lane, at_lane, collapse, everywhere
 from graphguard.engine.relate import Held, Part, Relator, tile_of
+from graphguard.engine.sums import folded
 from graphguard.engine.term import Undescribed, Value
-from graphguard.engine.value import same
+from graphguard.engine.value import cut, same
 
 _MOST_DIMS = 4  # whose orders are tried
 
@@ -31,6 +33,69 @@ def arranged(relator: Relator, whole: Value, output: Held) -> Arrangement | None
         tiles.update(zip(part.ranks, found, strict=True))
     found_all = Arrangement(sizes, tiles)
     return found_all if found_all.rebuilt("") is not None else None
+
+
+def padded(relator: Relator, whole: Value, output: Held) -> Arrangement | None:
+    """Which tile of the output each rank holds, if they hold equal pieces of it along a dim, or of it as one row, that go on
+    beyond its end: buffers that were padded so that all ranks hold as much. What the padding holds is not claimed."""
+    shapes = {tuple(part.value.shape) for part in output.parts if _count(part.value.shape) is not None}
+    if len(shapes) != 1 or any(_count(part.value.shape) is None for part in output.parts):
+        return None
+    shape, sizes = tuple(int(size) for size in shapes.pop()), tuple(int(size) for size in whole.shape)
+    for axes in _axes(output):
+        members = prod(output.mesh.shape[axis] for axis in axes)
+        along = [dim for dim in range(len(sizes)) if _is_longer(shape, sizes, dim, members)]
+        as_row = prod(shape) * members >= prod(sizes) and not len(shape) == len(sizes) == 1
+        try:
+            found = next(filter(None, (_padded_along(relator, whole, output, axes, dim) for dim in along)), None)
+            if found is None and as_row:
+                found = _padded_along(relator, relator.ops.reshape(whole, [prod(sizes)]), output, axes, 0, flat=True)
+        except Undescribed:
+            continue
+        if found is not None:
+            return Arrangement(sizes, found)
+    return None
+
+
+def _is_longer(piece: tuple[int, ...], whole: tuple[int, ...], dim: int, members: int) -> bool:
+    """Whether pieces put one after the other along a dim go beyond the end of the whole, and fit it elsewhere."""
+    if len(piece) != len(whole) or piece[:dim] + piece[dim + 1 :] != whole[:dim] + whole[dim + 1 :]:
+        return False
+    return piece[dim] * members > whole[dim]
+
+
+def _axes(output: Held) -> Iterator[tuple[int, ...]]:
+    """The axes of the mesh over which an output may be cut, in its order."""
+    real = [axis for axis, size in enumerate(output.mesh.shape) if size > 1]
+    for count in range(1, len(real) + 1):
+        yield from itertools.combinations(real, count)
+
+
+def _padded_along(
+    relator: Relator, whole: Value, output: Held, axes: tuple[int, ...], dim: int, flat: bool = False
+) -> dict[int, Tile] | None:
+    """The tiles, if the ranks hold pieces one after the other along a dim."""
+    tiles: dict[int, Tile] = {}
+    lane_of = {rank: lane for lane, rank in enumerate(output.order)}
+    places = np.indices(output.mesh.shape).reshape(len(output.mesh.shape), -1)
+    position = np.zeros(output.mesh.size, dtype=np.int64)
+    for axis in axes:
+        position = position * output.mesh.shape[axis] + places[axis]
+    full = int(whole.shape[dim])
+    for part in output.parts:
+        shape = tuple(int(size) for size in part.value.shape)
+        value = relator.ops.reshape(part.value, [prod(shape)]) if flat else part.value
+        size = int(value.shape[dim])
+        start = np.minimum(position[[lane_of[rank] for rank in part.ranks]] * size, full)
+        stop = np.minimum(start + size, full)
+        wanted = cut(relator.table, whole, dim, collapse(start), collapse(stop))
+        if not relator.equal(folded(relator.table, wanted), cut(relator.table, value, dim, 0, collapse(stop - start))):
+            return None
+        for rank, low, high in zip(part.ranks, start, stop, strict=True):
+            spans = [(0, int(each)) for each in whole.shape]
+            spans[dim] = (int(low), int(high))
+            tiles[rank] = Tile(tuple(spans), tuple(range(len(spans))), shape, flat, padded=True)
+    return tiles
 
 
 def _tiles(relator: Relator, whole: Value, output: Held, part: Part) -> list[Tile] | None:

@@ -200,8 +200,23 @@ def _stacked(m: Meeting, like: Sequence[Tensor]) -> Value:
 def _reduce_scatter(m: Meeting, node: Node) -> list[Described]:
     m.require_arithmetic(node)
     groups = m.groups()
-    total = exchange.reduced(m.ops, _stacked(m, list(node.operands())), groups, dict(node.kwargs))
+    sent = list(node.operands())
+    if len({tensor.shape for tensor in sent}) > 1:
+        return [m.own(_reduced_unevenly(m, node, sent))]
+    total = exchange.reduced(m.ops, _stacked(m, sent), groups, dict(node.kwargs))
     return [m.own(exchange.own_part(m.ops, total, groups, node.outputs[0].shape))]
+
+
+def _reduced_unevenly(m: Meeting, node: Node, sent: Sequence[Tensor]) -> Value:
+    """The tensors of a list side by side, of which each member keeps the one at its place."""
+    groups = m.groups()
+    if len({tensor.shape[1:] for tensor in sent}) > 1 or any(not tensor.shape for tensor in sent):
+        raise Undescribed("a reduce_scatter of tensors that differ in more than their length")
+    joined = m.ops.concat([m.operand(number, tensor) for number, tensor in enumerate(sent)], 0)
+    total = exchange.reduced(m.ops, joined, groups, dict(node.kwargs))
+    ends = np.cumsum([0, *(tensor.shape[0] for tensor in sent)])
+    kept = m.ops.cut(total, 0, collapse(ends[groups.place]), collapse(ends[groups.place + 1]))
+    return folded(m.ops.table, kept)
 
 
 def _all_to_all(m: Meeting, node: Node) -> list[Described]:

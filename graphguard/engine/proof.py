@@ -33,6 +33,7 @@ class Proof:
     listing: Callable[[], list[Program]] | None = None  # the operations of both programs with the relation at each one
     operations: int = 0
     seconds: float = 0.0
+    no_parts: dict[str, str] = field(default_factory=dict)  # outputs that are sums over ranks of no true parts: which kind
 
     @property
     def proved(self) -> bool:

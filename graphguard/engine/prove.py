@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphguard.engine.arrange import arranged
+from graphguard.engine.arrange import arranged, padded
 from graphguard.engine.classes import streams as classes_of
 from graphguard.engine.draws import matched
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
@@ -24,6 +24,7 @@ from graphguard.engine.proof import Proof, Relation
 from graphguard.engine.ranges import declared_span
 from graphguard.engine.relate import Held, Placements, Relator, held, held_in_a_row
 from graphguard.engine.show import arranged_relation, relation_of
+from graphguard.engine.summands import Summands
 from graphguard.engine.table import Table
 from graphguard.engine.tangle import untangled
 from graphguard.engine.term import Atom, Value
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 Range = tuple[int | None, int | None]
 Ranges = Mapping[str, Range]
+MOST_NEEDS = 3  # told in one message
 
 
 def prove(
@@ -174,18 +176,38 @@ class _Prover:
         return held(self.mesh, values) or held_in_a_row(values)
 
     def _relate(self, path: str, whole: Described) -> Relation | Finding:
-        if all(graph.outputs.get(path) is None for graph in self.joint.graphs):
-            maker = _maker(self.sequential, path)
-            return Finding("missing-output", f"no rank returns {path}", sequential=None if maker is None else maker.source)
+        fault = self._plain_fault(path)
+        if fault is not None:
+            return fault
         output = self.output_of_ranks(path)
         if isinstance(whole, Unknown):
             return self._stopped(path, whole)
         if output.unknown is not None:
             return self._stopped(path, output.unknown)
         expectation = self.expected.get(path)
-        if expectation is not None:
+        if expectation is not None and expectation.states_relation:
             return self._as_expected(path, whole, output, expectation)
         return self._infer(path, whole, output)
+
+    def _plain_fault(self, path: str) -> Finding | None:
+        """What is wrong with an output whatever its values are: a part of it is nowhere, or it stands for something else."""
+        maker = _maker(self.sequential, path)
+        at = None if maker is None else maker.source
+        if all(graph.outputs.get(path) is None for graph in self.joint.graphs):
+            return Finding("missing-output", f"no rank returns {path}", sequential=at)
+        expectation = self.expected.get(path)
+        if expectation is None:
+            return None
+        returned = {rank for rank, graph in enumerate(self.joint.graphs) if graph.outputs.get(path) is not None}
+        unmet = [need for need in expectation.needs if not returned & set(need.ranks)]
+        if unmet:
+            ranks = tuple(sorted({rank for need in unmet for rank in need.ranks}))
+            said = "; ".join(need.what for need in unmet[:MOST_NEEDS])
+            more = f"; and {len(unmet) - MOST_NEEDS} more" if len(unmet) > MOST_NEEDS else ""
+            return Finding("missing-output", f"{path}: {said}{more}", ranks, sequential=at)
+        if expectation.wrong is not None:
+            return Finding("unexplained-output", f"{path}: {expectation.wrong}", sequential=at, plain=True)
+        return None
 
     def _order(self, finding: Finding) -> tuple[int, int]:
         """What comes first in the program is told first."""
@@ -240,19 +262,27 @@ class _Prover:
 
     def _infer(self, path: str, whole: Value, output: Held) -> Relation | Finding:
         sizes = [int(size) for size in whole.shape]
+        no_parts: Summands | None = None
         for placements in self.relator.candidates(sizes, output):
             if self.relator.holds(whole, output, placements):
-                if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
-                    return self._scaled_copies(path)
-                return relation_of(path, placements, output, self._type(path))
-        arrangement = arranged(self.relator, whole, output)
+                held = self.relator.summands(output, placements, stated=False)
+                if held is Summands.PARTS:
+                    return relation_of(path, placements, output, self._type(path))
+                no_parts = no_parts or held
+        arrangement = arranged(self.relator, whole, output) or padded(self.relator, whole, output)
         if arrangement is not None:
             return arranged_relation(path, arrangement)
+        if no_parts is not None:
+            return self._no_parts(path, no_parts)
         return self._located("unexplained-output", path, self._difference(path, whole, output))
 
-    def _scaled_copies(self, path: str) -> Finding:
+    def _no_parts(self, path: str, held: Summands) -> Finding:
+        """A sum over ranks that is the sequential value, though the ranks hold no parts of it."""
+        self.proof.no_parts[path] = kind = "scaled-copies" if held is Summands.COPIES else "unexplained-output"
         message = f"{path}: the ranks hold copies that are scaled, and only their sum is the sequential value"
-        return self._at_output("scaled-copies", path, message, self._holding(path))
+        if held is Summands.CANCELLING:
+            message = f"{path}: the ranks hold no parts of it: what they hold adds up to it, as some take away what others add"
+        return self._at_output(kind, path, message, self._holding(path))
 
     def _holding(self, path: str) -> tuple[Holding, ...]:
         """How the ranks hold an output, up to a factor."""
@@ -297,8 +327,9 @@ class _Prover:
             )
             sizes = [int(size) for size in whole.shape]
             if self.relator.fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
-                if "Partial(sum)" in placements and self.relator.is_scaled_copy(whole, output, placements):
-                    return self._scaled_copies(path)
+                held = self.relator.summands(output, placements, stated=True)
+                if held is not Summands.PARTS:
+                    return self._no_parts(path, held)
                 return replace(relation_of(path, placements, output, self._type(path)), note=None)
         elif expectation.graphs is not None and self._follows(whole, output, expectation.graphs):
             return Relation(path, f"{path} is as {expectation.text} says, on every rank")

@@ -19,11 +19,12 @@ from graphguard.engine.lane import Lane, Lanes, collapse, equal, everywhere
 from graphguard.engine.meeting import spread
 from graphguard.engine.merge import signature
 from graphguard.engine.ops import Ops
+from graphguard.engine.summands import Summands, summands
 from graphguard.engine.sums import folded
 from graphguard.engine.table import Table
 from graphguard.engine.term import Term, Undescribed, Value, Variable, extent
 from graphguard.engine.unknown import Described, Unknown
-from graphguard.engine.value import add, cut, same, scale, taken
+from graphguard.engine.value import add, cut, same, scale
 from graphguard.ir import Mesh
 
 Placements = tuple[str, ...]  # one per mesh axis: "Replicate", "Shard(1)", "Partial(sum)"
@@ -134,7 +135,8 @@ class Relator:
     def equal(self, a: Value, b: Value) -> bool:
         if same(a, b):
             return True
-        return a.shape == b.shape and equal_written_out(self.table, a, b)
+        alike = len(a.shape) == len(b.shape) and all(equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+        return alike and equal_written_out(self.table, a, b)
 
     def expected(self, whole: Value, output: Held, placements: Placements, part: Part) -> Value:
         sizes = [int(size) for size in whole.shape]
@@ -167,24 +169,12 @@ class Relator:
         """The reduction over an axis of the mesh."""
         return exchange.reduced(self.ops, value, self.groups(mesh, axis), {"reduce": reduce})
 
-    def is_scaled_copy(self, whole: Value, output: Held, placements: Placements) -> bool:
-        """Whether the ranks hold shares of one value, equal or not, rather than parts that a reduction would leave."""
-        copies = tuple("Replicate" if p.startswith("Partial(") else p for p in placements)
-        try:
-            value = self.together(output)
-            for axis in [axis for axis, placement in enumerate(placements) if placement == "Partial(sum)"]:
-                groups = self.groups(output.mesh, axis)
-                if same(taken(self.table, value, self._first(groups)), value):
-                    return True
-            wanted = self.expected(whole, output, copies, Part(output.order, value))
-            return same(_without_scale(wanted), _without_scale(value))
-        except Undescribed:
-            return False
-
-    @staticmethod
-    def _first(groups: Groups) -> Lanes:
-        first: Lanes = groups.members[groups.group, 0]
-        return first
+    def summands(self, output: Held, placements: Placements, stated: bool) -> Summands:
+        """What the ranks hold, whose sum or mean over some axes is the output."""
+        axes = [axis for axis, placement in enumerate(placements) if placement in ("Partial(sum)", "Partial(avg)")]
+        value, groups = self.together(output), [self.groups(output.mesh, axis) for axis in axes]
+        averaged = "Partial(avg)" in placements  # a mean of copies is what it says
+        return summands(self.table, value, groups, stated, averaged) if axes else Summands.PARTS
 
     def factor(self, whole: Value, output: Held) -> tuple[Fraction, Placements] | None:
         """The number by which what the ranks hold differs from a relation without sums, if that is all."""
@@ -215,14 +205,6 @@ class Relator:
             return factors.pop() if len(factors) == 1 else None
         except Undescribed:
             return None
-
-
-def _without_scale(value: Value) -> Value:
-    """The value with its first coefficient taken out, and without the shares of lanes."""
-    if not value.terms:
-        return value
-    lead = max(value.terms, key=signature).coefficient
-    return Value(value.shape, tuple(t.with_(coefficient=t.coefficient / lead, weight=1) for t in value.terms))
 
 
 def tile_of(table: Table, whole: Value, part: Value) -> list[Lane] | None:

@@ -16,7 +16,7 @@ from graphguard.engine.interpret import Interpretation, Lemmas
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import Ranges, interpret, prove
 from graphguard.errors import InternalError, ReplayError, UsageError
-from graphguard.expectation import FULL, LOCAL, Expectation, expectations
+from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.findings import Finding
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
@@ -89,7 +89,7 @@ class Specimen:
         if proof.proved or not executed or not locate:
             return proof.findings
         graphs = (self.sequential, joint, self.relations)
-        judgement = judge(*graphs, self.expected, self.ranges, proved=proof.relations, small=False)
+        judgement = judge(*graphs, self.expected, self.ranges, proved=proof.relations, no_parts=proof.no_parts, small=False)
         return report_of(proof, judgement, ()).findings
 
     def agrees(self, trial: Trial) -> bool:
@@ -129,12 +129,10 @@ def specimen(name: str, job: Job) -> Specimen:
     """Capture a check, prove it, and run it. A check that does not verify is an error."""
     from graphguard.api import _parameters, _ranges, _with_parameters
     from graphguard.capture.session import capture
-    from graphguard.parameters import of_dtensors
 
     subject = job.subject
     captured = capture(subject)
-    relations, outputs = _with_parameters(job, captured, _parameters(job, captured))
-    stated = expectations({**of_dtensors(captured, subject.mesh), **outputs}, captured, subject.mesh)
+    relations, stated = _with_parameters(job, captured, _parameters(job, captured))
     if captured.joint.findings:
         raise UsageError(
             f"{name} is refuted, and only a check that verifies can be mutated: {captured.joint.findings[0].message}"
@@ -147,7 +145,7 @@ def specimen(name: str, job: Job) -> Specimen:
     proof = proved_apart(first, subject.mesh.size, attempt)
     if not proof.proved:
         raise UsageError(f"{name} is not verified, and only a check that verifies can be mutated: {proof.findings[0].message}")
-    expected = {path: stated.get(path) or _as_proved(proof, path) for path in proof.relations}
+    expected = {path: _in_full(stated.get(path), proof, path) for path in proof.relations}
     made = Specimen(name, *graphs, subject.mesh, expected, ranges, proof.seconds, lemmas=lemmas, apart=proof is not first)
     found = interpret(made.sequential, made.joint, made.relations, made.ranges, lemmas)
     made.draw = cache(partial(_trial, made, found, subject.inputs))
@@ -175,6 +173,14 @@ def overflows(state: Run) -> bool:
             if not torch.isfinite(tensor).all() or (name in _EXPONENTIALS and (tensor < _SMALLEST).any()):
                 return True
     return False
+
+
+def _in_full(stated: Expectation | None, proof: Proof, path: str) -> Expectation:
+    """What is expected of an output; its proved relation, if none is stated."""
+    if stated is not None and stated.states_relation:
+        return stated
+    proved = _as_proved(proof, path)
+    return proved if stated is None else replace(proved, needs=stated.needs)
 
 
 def _as_proved(proof: Proof, path: str) -> Expectation:

@@ -51,7 +51,7 @@ def worst(grid: Grid, placements: Placements, sample: Sample) -> float:
     """How many times the tolerance the ranks' tensors are away from what placements say."""
     shape = sample.reference.whole.shape
     tensors = sample.tensors
-    sums = any(placement.startswith("Partial(") for placement in placements)
+    sums = has_sums(placements)
     if sums:
         reduced = grid.reduced(tensors, placements)
         if reduced is None:
@@ -80,12 +80,24 @@ def fits(grid: Grid, placements: Placements, sample: Sample) -> bool:
     )
 
 
-def are_shares(grid: Grid, placements: Placements, samples: Sequence[Sample]) -> bool:
+def has_sums(placements: Placements) -> bool:
+    return any(placement.startswith("Partial(") for placement in placements)
+
+
+def are_shares(grid: Grid, placements: Placements, samples: Sequence[Sample], stated: bool = False) -> bool:
     """Whether the summands along some axis are fixed fractions of their sum, which is what copies are, not parts.
 
-    One rank that has all, beside others that have zeros, is a sum of parts of which all but one are empty.
+    One rank that has all, beside others that have zeros, is a sum of parts of which all but one are empty. Where a sum is
+    stated, numbers that are the same whatever the inputs are, such as a count of elements, are parts.
     """
+    if stated and _is_constant(samples):
+        return False
     return any(placement == "Partial(sum)" and _shares_along(grid, axis, samples) for axis, placement in enumerate(placements))
+
+
+def _is_constant(samples: Sequence[Sample]) -> bool:
+    first, *others = samples
+    return bool(others) and all(sample.reference.whole.equal(first.reference.whole) for sample in others)
 
 
 def _shares_along(grid: Grid, axis: int, samples: Sequence[Sample]) -> bool:
@@ -125,11 +137,13 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return real.reshape(-1).to(torch.float64).nan_to_num()
 
 
-def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str) -> tuple[Clean | None, bool]:
+def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str, sums: bool = True) -> tuple[Clean | None, bool]:
     """The first placements that hold, and whether there were such as hold for shares only."""
     shape = tuple(samples[0].reference.whole.shape)
     shares = False
     for placements in itertools.islice(grid.candidates(shape), _MOST_CANDIDATES):
+        if has_sums(placements) and not sums:
+            break  # those without come first
         if not fits(grid, placements, samples[0]) or not holds(grid, placements, samples):
             continue
         if are_shares(grid, placements, samples):
@@ -143,7 +157,7 @@ def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str) -> tupl
 def reshaped(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
     """The placements that hold once each rank's tensor has the shape of its tile."""
     for placements in itertools.islice(grid.candidates(samples[0].reference.whole.shape), _MOST_CANDIDATES):
-        if any(placement.startswith("Partial(") for placement in placements):
+        if has_sums(placements):
             break
         if all(fits_once_reshaped(grid, placements, sample) for sample in samples):
             return Clean(f"{path} is held as {', '.join(placements)}, reshaped")
@@ -160,10 +174,45 @@ def fits_once_reshaped(grid: Grid, placements: Placements, sample: Sample) -> bo
     return True
 
 
+def padded(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
+    """Equal pieces along a dim, or of the output as one row, that go on beyond its end; what lies there is not claimed."""
+    real = [axis for axis, size in enumerate(grid.mesh.shape) if size > 1]
+    shapes = {tensor.shape for tensor in samples[0].tensors}
+    if len(shapes) != 1:
+        return None
+    dims = range(samples[0].reference.whole.dim()) if len(shapes.pop()) == samples[0].reference.whole.dim() else ()
+    for count in range(1, len(real) + 1):
+        for axes in itertools.combinations(real, count):
+            for dim in (*dims, None):
+                if all(_is_padded(grid, axes, dim, sample) for sample in samples):
+                    along = "one row" if dim is None else f"dim {dim}"
+                    names = ", ".join(grid.mesh.names[axis] for axis in axes)
+                    return Clean(f"{path} is held in pieces along {along} over {names}, padded at the end")
+    return None
+
+
+def _is_padded(grid: Grid, axes: Sequence[int], dim: int | None, sample: Sample) -> bool:
+    flat = sample.reference.at(lambda t: t.reshape(-1)) if dim is None else sample.reference
+    tensors = [t.reshape(-1) for t in sample.tensors] if dim is None else sample.tensors
+    along, full = dim or 0, flat.whole.shape[dim or 0]
+    size = tensors[0].shape[along]
+    if size * math.prod(grid.mesh.shape[axis] for axis in axes) < full:
+        return False
+    for lane, tensor in enumerate(tensors):
+        coordinate, position = list(grid.mesh.coordinate(lane).values()), 0
+        for axis in axes:
+            position = position * grid.mesh.shape[axis] + coordinate[axis]
+        start = min(position * size, full)
+        kept = min(start + size, full) - start
+        if not flat.at(partial(torch.narrow, dim=along, start=start, length=kept)).fits(tensor.narrow(along, 0, kept)):
+            return False
+    return True
+
+
 # ---------------------------------------------------------------------- tiles anywhere
-def scattered(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
+def scattered(path: str, grid: Grid, samples: Sequence[Sample], sums: bool = True) -> Clean | None:
     """A relation of tiles at any place, in any order of dims, or of sums of the ranks that are such tiles."""
-    for summed in itertools.product(*((False, True) if size > 1 else (False,) for size in grid.mesh.shape)):
+    for summed in itertools.product(*((False, True) if size > 1 and sums else (False,) for size in grid.mesh.shape)):
         placements = tuple("Partial(sum)" if chosen else "Replicate" for chosen in summed)
         reduced = [grid.reduced(sample.tensors, placements) for sample in samples]
         if None in reduced or are_shares(grid, placements, samples):

@@ -101,11 +101,14 @@ def judge(
     trials: int | None = None,
     seed: int = 0,
     proved: Mapping[str, Relation] | None = None,
+    no_parts: Mapping[str, str] | None = None,
     progress: Tell | None = None,
     small: bool = True,
 ) -> Judgement:
     """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated.
 
+    no_parts: outputs that are known to be sums over ranks of what are no parts, which numbers alone may not show, and the kind
+        of finding that says so.
     small: whether time is spent on making a counterexample small.
     progress: told how many operations of how many were run, where that takes longer than a second.
     """
@@ -122,7 +125,8 @@ def judge(
             return Judgement(skipped=reason)
         programs, path = part
         count, left_out = 1, f"the oracle executed {path} and what it is made from alone, because in all {reason}"
-    judging = _Judging(programs, expected, proved or {}, small)
+    stated = {path: each for path, each in expected.items() if each.states_relation}
+    judging = _Judging(programs, stated, proved or {}, no_parts or {}, small)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
         judging.run(indexed(sequential, ranges), count, seed)
@@ -142,10 +146,17 @@ def _affordable_part(programs: Programs, proved: Iterable[str]) -> tuple[Program
 
 
 class _Judging:
-    def __init__(self, programs: Programs, expected: Mapping[str, Expectation], proved: Mapping[str, Relation], small: bool):
+    def __init__(
+        self,
+        programs: Programs,
+        expected: Mapping[str, Expectation],
+        proved: Mapping[str, Relation],
+        no_parts: Mapping[str, str],
+        small: bool,
+    ):
         self.programs, self.small = programs, small
         self.sequential, self.joint, self.relations = programs
-        self.expected, self.proved = expected, proved
+        self.expected, self.proved, self.no_parts = expected, proved, no_parts
         mesh = self.joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(self.joint.graphs)})
         self.trials: list[Trial] = []
@@ -199,7 +210,8 @@ class _Judging:
     def _output(self, path: str) -> Output:
         value = self.sequential.outputs[path]
         assert value is not None
-        return Output(path, value.dtype, self.mesh, self.trials if path in self.proved else [*self.trials, *self.further])
+        trials = self.trials if path in self.proved else [*self.trials, *self.further]
+        return Output(path, value.dtype, self.mesh, trials, self.no_parts.get(path))
 
     def _outcome(self, output: Output) -> Outcome:
         stated = self.expected.get(output.path)

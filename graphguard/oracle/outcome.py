@@ -15,7 +15,7 @@ from graphguard.counterexample import Element, Number
 from graphguard.engine.proof import Relation
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Mesh
-from graphguard.oracle.clean import Clean, Sample, are_shares, holds, placed, reshaped, scattered, worst
+from graphguard.oracle.clean import Clean, Sample, are_shares, has_sums, holds, padded, placed, reshaped, scattered, worst
 from graphguard.oracle.grid import Grid, Placements, cut, grid_of
 from graphguard.oracle.reference import Reference
 from graphguard.oracle.reordered import reordered
@@ -37,8 +37,9 @@ class Outcome:
 class Output:
     """One output of all trials in which something is claimed of it."""
 
-    def __init__(self, path: str, dtype: str, mesh: Mesh, trials: Sequence[Trial]):
+    def __init__(self, path: str, dtype: str, mesh: Mesh, trials: Sequence[Trial], no_parts: str | None = None):
         self.path, self.dtype, self.mesh = path, dtype, mesh
+        self.no_parts = no_parts  # the kind of finding, where a sum over ranks is known to be none of true parts
         self.trials = [trial for trial in trials if path in trial.references and _claims(trial.references[path])]
         self.ranks = tuple(trials[0].values(path))
         self.grid = grid_of(mesh, self.ranks)
@@ -58,11 +59,13 @@ class Output:
         """Any clean relation will do."""
         grid = self._ranks_as_grid()
         samples = self.samples()
-        clean, shares = placed(self.path, grid, samples, self.dtype)
-        clean = clean or scattered(self.path, grid, samples) or reshaped(self.path, grid, samples)
+        sums = self.no_parts is None
+        clean, shares = placed(self.path, grid, samples, self.dtype, sums)
+        clean = clean or scattered(self.path, grid, samples, sums) or reshaped(self.path, grid, samples)
+        clean = clean or padded(self.path, grid, samples)
         if clean is not None:
             return Outcome(clean=clean)
-        return Outcome("scaled-copies" if shares else "unexplained-output")
+        return Outcome(self.no_parts or ("scaled-copies" if shares else "unexplained-output"))
 
     def expected(self, expectation: Expectation) -> Outcome:
         """The stated relation must hold."""
@@ -74,7 +77,9 @@ class Output:
             placements = self.on_grid(expectation)
             samples = self.samples()
             agrees = holds(self.grid, placements, samples)
-            if agrees and are_shares(self.grid, placements, samples):
+            if agrees and has_sums(placements) and self.no_parts is not None:
+                return Outcome(self.no_parts)
+            if agrees and are_shares(self.grid, placements, samples, stated=True):
                 return Outcome("scaled-copies")
         if agrees:
             return Outcome(clean=Clean(f"{self.path} is as stated: {expectation.text}"))
@@ -120,7 +125,7 @@ class Output:
         for rank, tensor in trial.values(self.path).items():
             tile = arrangement.tiles[rank]
             local = trial.references[self.path].at(partial(_cutout, tile=tile))
-            if tuple(tensor.shape) != tile.shape or bool((local.excess(tensor) > PATIENCE).any()):
+            if tuple(tensor.shape) != tile.shape or bool((local.excess(_kept(tensor, tile)) > PATIENCE).any()):
                 return False
         return True
 
@@ -238,7 +243,15 @@ def _places(wanted: Sequence[int], held: Sequence[int]) -> Iterator[tuple[int, .
 
 
 def _cutout(whole: torch.Tensor, tile: Tile) -> torch.Tensor:
-    return cut(whole.reshape(-1) if tile.flat else whole, tile.spans).permute(tile.order).reshape(tile.shape)
+    found = cut(whole.reshape(-1) if tile.flat else whole, tile.spans).permute(tile.order)
+    return found if tile.padded else found.reshape(tile.shape)
+
+
+def _kept(tensor: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """What a rank holds, without padding."""
+    if not tile.padded:
+        return tensor
+    return cut(tensor.reshape(-1) if tile.flat else tensor, tuple((0, high - low) for low, high in tile.spans))
 
 
 def _claims(reference: Reference) -> bool:
