@@ -26,7 +26,7 @@ from graphguard.engine.sums import named
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
 from graphguard.engine.unknown import Described, Environment, Unknown
-from graphguard.ir import Arg, Constant, Graph, Node
+from graphguard.ir import ITEM_SIZES, Arg, Constant, Graph, Node
 from graphguard.ir import Value as Tensor
 from graphguard.joint import Joint
 from graphguard.lemmas import registry
@@ -177,11 +177,13 @@ class Interpreter:
         operands = [each for each in leaves((args, kwargs)) if isinstance(each, Value)]
         if node.op.startswith("aten.rand") or any(isinstance(each, np.ndarray) for each in leaves((args, kwargs))):
             return [Unknown(reason, node)] * len(node.outputs)
+        if _reads_bits(node):
+            return [Unknown("the bits of floats say how they were rounded, which real numbers do not", node)] * len(node.outputs)
         words = repr([_word(arg) for arg in node.args] + [(k, _word(v)) for k, v in node.kwargs.items()])
         results: list[Described] = []
         for number, tensor in enumerate(node.outputs):
             try:
-                results.append(self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, (number, words)))
+                results.append(self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, (number, tensor.dtype, words)))
             except (Undescribed, AssertionError):
                 results.append(Unknown(reason, node))
         return results
@@ -443,10 +445,20 @@ def leaves(tree: Any) -> Any:
         yield tree
 
 
+def _reads_bits(node: Node) -> bool:
+    """Whether floats are taken for what they are in memory: as numbers of another size, or as no floats."""
+    if not node.op.startswith("aten.view.dtype"):
+        return False
+    (before, after) = next(node.operands()).dtype, node.outputs[0].dtype
+    floats = [dtype.startswith(("float", "bfloat", "complex")) for dtype in (before, after)]
+    sizes = [ITEM_SIZES.get(dtype, 0) // (1 + dtype.startswith("complex")) for dtype in (before, after)]
+    return floats[0] and (not floats[1] or sizes[0] != sizes[1] or (before != after and sizes[0] < 4))
+
+
 def _word(arg: Arg) -> Any:
-    """An argument for a key: tensors are counted by their place alone."""
+    """An argument for a key: of tensors the dtypes count, with which an operator does what it does."""
     if type(arg) is Tensor:
-        return "%"
+        return arg.dtype
     if type(arg) is tuple:
         return tuple(_word(each) for each in arg)
     return arg

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 _erfc = np.vectorize(math.erfc, otypes=[float])
-_lgamma = np.vectorize(math.lgamma, otypes=[float])
+_lgamma = np.vectorize(lambda x: math.inf if x <= 0 and float(x).is_integer() else math.lgamma(x), otypes=[float])
 
 
 def _sigmoid(x: Any) -> Any:
@@ -76,6 +76,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "trunc": np.trunc,
     "frac": lambda x: x - np.trunc(x),
     "wrapped": _wrapped,
+    "narrowed": _wrapped,  # which is what the CPU does
     "floor_divide": lambda a, b: np.floor(a / b),
     "remainder": np.mod,
     "fmod": np.fmod,

@@ -86,7 +86,7 @@ def audit(
             if progress is not None:
                 progress(number * len(wanted) + start, examples * len(wanted))
             batch = [Example(sample, seed, number) for sample in wanted[start : start + BATCH]]
-            for example, graphs in _captured(batch):
+            for example, graphs in captured(batch):
                 Examination(ledger, example, graphs).run()
     return ledger
 
@@ -132,7 +132,9 @@ def samples_of(operators: Iterable[str]) -> list[Sample]:
     return [SAMPLES[name] for name, met in operators_met().items() if met & wanted]
 
 
-class _Uncut(Example):
+class Uncut(Example):
+    """A sample as it states itself, on whole tensors."""
+
     def _cuts(self, number: int) -> Iterator[Cut]:
         return iter(())
 
@@ -141,7 +143,7 @@ class _Uncut(Example):
 def operators_met() -> dict[str, set[str]]:
     """The rows that each sample makes use of."""
     found = {}
-    for example, graphs in _captured([_Uncut(sample, 0, 0) for sample in SAMPLES.values()]):
+    for example, graphs in captured([Uncut(sample, 0, 0) for sample in SAMPLES.values()]):
         rows = (registry.lookup(node.op) for node in graphs[0].nodes)
         found[example.sample.name] = {row.operator for row in rows if row is not None}
     return found
@@ -164,7 +166,7 @@ def rows_named(names: Iterable[str]) -> list[str]:
 
 
 # ---------------------------------------------------------------------- capture
-def _captured(batch: Sequence[Example]) -> Iterator[tuple[Example, list[Graph]]]:
+def captured(batch: Sequence[Example]) -> Iterator[tuple[Example, list[Graph]]]:
     """Each example with the graphs of its whole program and of each cut, captured at once."""
     programs = {
         f"{number}:{place}": (example, given)
@@ -188,12 +190,12 @@ def _captured(batch: Sequence[Example]) -> Iterator[tuple[Example, list[Graph]]]
     except GraphGuardError:
         if len(batch) > 1:
             for example in batch:
-                yield from _captured([example])
+                yield from captured([example])
             return
         if batch[0].sample is batch[0].stated:
             raise
         batch[0].restated()  # a program that runs with other sizes, but in a way that has no graph
-        yield from _captured(batch)
+        yield from captured(batch)
         return
     makers = {tensor: place for place, node in enumerate(graph.nodes) for tensor in node.outputs}
     for number, example in enumerate(batch):
@@ -484,4 +486,4 @@ def as_array(tensor: torch.Tensor) -> Any:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(torch.float64).numpy(force=True)
 
 
-__all__ = ["Ledger", "Line", "audit", "audit_lemmas", "audit_rows", "operators_met", "rows_named", "samples_of"]
+__all__ = ["Ledger", "Line", "Uncut", "audit", "audit_lemmas", "audit_rows", "captured", "operators_met", "rows_named", "samples_of"]
