@@ -26,7 +26,7 @@ from graphguard.engine.sums import named
 from graphguard.engine.table import Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
 from graphguard.engine.unknown import Described, Environment, Unknown
-from graphguard.ir import ITEM_SIZES, Arg, Constant, Graph, Node
+from graphguard.ir import Arg, Constant, Graph, Node
 from graphguard.ir import Value as Tensor
 from graphguard.joint import Joint
 from graphguard.lemmas import registry
@@ -178,7 +178,7 @@ class Interpreter:
         if node.op.startswith("aten.rand") or any(isinstance(each, np.ndarray) for each in leaves((args, kwargs))):
             return [Unknown(reason, node)] * len(node.outputs)
         if _reads_bits(node):
-            return [Unknown("the bits of floats say how they were rounded, which real numbers do not", node)] * len(node.outputs)
+            return [Unknown("what floats are in memory, or the sign of a zero, real numbers do not say", node)] * len(node.outputs)
         words = repr([_word(arg) for arg in node.args] + [(k, _word(v)) for k, v in node.kwargs.items()])
         results: list[Described] = []
         for number, tensor in enumerate(node.outputs):
@@ -445,14 +445,21 @@ def leaves(tree: Any) -> Any:
         yield tree
 
 
+_SIGNS = ("aten.signbit.", "aten.copysign.", "aten.copysign_.", "aten.atan2.", "aten.atan2_.")
+
+
 def _reads_bits(node: Node) -> bool:
-    """Whether floats are taken for what they are in memory: as numbers of another size, or as no floats."""
-    if not node.op.startswith("aten.view.dtype"):
+    """Whether floats are taken for what they are in memory: as numbers of another size or no floats, or zeros with a sign."""
+    before, after = next((tensor.dtype for tensor in node.operands()), ""), node.outputs[0].dtype if node.outputs else ""
+    if node.op.startswith(_SIGNS):
+        return any(_is_float(tensor.dtype) for tensor in node.operands())
+    if node.op != "aten.view.dtype" or not _is_float(before):
         return False
-    (before, after) = next(node.operands()).dtype, node.outputs[0].dtype
-    floats = [dtype.startswith(("float", "bfloat", "complex")) for dtype in (before, after)]
-    sizes = [ITEM_SIZES.get(dtype, 0) // (1 + dtype.startswith("complex")) for dtype in (before, after)]
-    return floats[0] and (not floats[1] or sizes[0] != sizes[1] or (before != after and sizes[0] < 4))
+    return not _is_float(after) or before.removeprefix("complex") != after.removeprefix("complex")
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _word(arg: Arg) -> Any:

@@ -84,7 +84,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "minimum": np.minimum,
     "clamp": _clamp,
     "hypot": np.hypot,
-    "copysign": np.copysign,
     "xlogy": lambda a, b: np.where(a == 0, 0.0, a * np.log(b)),
     # angles
     "sin": np.sin,
@@ -93,7 +92,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "asin": np.arcsin,
     "acos": np.arccos,
     "atan": np.arctan,
-    "atan2": np.arctan2,
     "sinh": np.sinh,
     "cosh": np.cosh,
     "tanh": np.tanh,

@@ -180,9 +180,9 @@ def unary(c: Call, x: Value) -> Value:
 
 
 _BINARY = {
-    "atan2.default": "atan2", "hypot.default": "hypot", "xlogy.Tensor": "xlogy", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
+    "hypot.default": "hypot", "xlogy.Tensor": "xlogy", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
     "remainder.Tensor": "remainder", "maximum.default": "maximum",
-    "minimum.default": "minimum", "fmax.default": "maximum", "fmin.default": "minimum", "copysign.Tensor": "copysign",
+    "minimum.default": "minimum", "fmax.default": "maximum", "fmin.default": "minimum",
 }  # fmt: skip
 
 

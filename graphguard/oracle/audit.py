@@ -32,6 +32,7 @@ from graphguard.errors import GraphGuardError, ReplayError, UsageError
 from graphguard.ir import Graph, Mesh, Node
 from graphguard.ir import Value as Tensor
 from graphguard.lemmas import registry
+from graphguard.lemmas.dtypes import signature
 from graphguard.lemmas.rule import spelled
 from graphguard.lemmas.user import Lemma
 from graphguard.oracle.replay import run
@@ -58,6 +59,7 @@ class Line:
     refused: list[str] = field(default_factory=list)  # whole tensors of stated sizes that the row does not describe
     seconds: float = 0.0
     note: str = ""  # why there is nothing to compare
+    right: dict[str, int] = field(default_factory=dict)  # how often, by the dtypes of the call
 
 
 class Ledger(dict[str, Line]):
@@ -322,6 +324,9 @@ class Examination:
                     continue
                 if line is not None:
                     line.cases += 1
+                if line is not None and not wrong:
+                    called = signature(line.operator, node, node.op)
+                    line.right[called] = line.right.get(called, 0) + 1
                 if wrong:
                     tainted.add(tensor)
                     if line is not None:

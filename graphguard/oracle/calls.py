@@ -106,7 +106,7 @@ def _executed(call: Call) -> tuple[Node, dict[Tensor, torch.Tensor], list[torch.
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            results = list(Kernels().run(Node(call.operator, args, kwargs, ()), given.__getitem__))
+            results = list(Kernels(wide=True).run(Node(call.operator, args, kwargs, ()), given.__getitem__))
     except Exception:  # what a kernel raises for dtypes that it does not take, nobody knows
         return None
     if any(not isinstance(result, torch.Tensor) for result in results) or not results:

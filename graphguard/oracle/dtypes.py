@@ -18,7 +18,7 @@ from graphguard.aten.kernels import Kernels, tensors_in
 from graphguard.aten.operators import operator, overload
 from graphguard.errors import ReplayError
 from graphguard.lemmas import dtypes, registry
-from graphguard.oracle.audit import Uncut, captured
+from graphguard.oracle.audit import Line, Uncut, audit, captured
 from graphguard.oracle.calls import Call, called, examined
 from graphguard.oracle.replay import run
 from graphguard.oracle.samples import SAMPLES, Sample
@@ -47,6 +47,12 @@ class Coverage:
         else:
             counts = self.right.setdefault(verdict.row, {})
             counts[verdict.signature] = counts.get(verdict.signature, 0) + 1
+
+    def note_line(self, line: Line) -> None:
+        """What the audit of whole programs found."""
+        counts = self.right.setdefault(line.operator, {})
+        for signature, count in line.right.items():
+            counts[signature] = counts.get(signature, 0) + count
 
     def covered(self) -> dict[str, list[str]]:
         """What was right each time. What is wrong of an operator is wrong of its other forms: they met fewer numbers."""
@@ -246,6 +252,9 @@ def derive(calls: Iterable[Call], *, turns: int = 4, seed: int = 0, progress: Ca
 def main() -> None:
     torch.set_num_threads(1)
     found = derive(sample_calls(SAMPLES.values()))
+    with registry.unguarded():
+        for line in audit(SAMPLES.values()).values():
+            found.note_line(line)
     file = Path(dtypes.__file__).with_name(dtypes.FILE)
     file.write_text(found.text())
     for row, texts in sorted(found.wrong.items()):
