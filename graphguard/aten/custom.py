@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,7 @@ def call_wide(function: torch._ops.OpOverload, args: list[Any], kwargs: dict[str
     """The result in 64 bits, and whether it may have been rounded to fewer on the way."""
     python = python_of(function)
     if python is not None:
-        with _Widening():
-            return _widened(python(*args, **kwargs)), False
+        return widely(python, args, kwargs), False
     try:
         return _widened(function(*args, **kwargs)), True
     except Exception as error:  # a kernel may be for single precision alone
@@ -42,6 +41,12 @@ def call_wide(function: torch._ops.OpOverload, args: list[Any], kwargs: dict[str
             return _widened(function(*narrow[0], **narrow[1])), True
         except Exception:
             raise error from None
+
+
+def widely(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a function in torch gives in 64 bits, whatever it casts to inside."""
+    with _Widening():
+        return _widened(function(*args, **kwargs))
 
 
 class _Widening(TorchDispatchMode):

@@ -178,11 +178,13 @@ class Interpreter:
         operands = [each for each in leaves((args, kwargs)) if isinstance(each, Value)]
         if node.op.startswith("aten.rand") or any(isinstance(each, np.ndarray) for each in leaves((args, kwargs))):
             return [Unknown(reason, node)] * len(node.outputs)
+        if _reads_bits(node):
+            return [Unknown("what floats are in memory, or the sign of a zero, real numbers do not say", node)] * len(node.outputs)
         words = repr([_word(arg) for arg in node.args] + [(k, _word(v)) for k, v in node.kwargs.items()])
         results: list[Described] = []
         for number, tensor in enumerate(node.outputs):
             try:
-                results.append(self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, (number, words)))
+                results.append(self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, (number, tensor.dtype, words)))
             except (Undescribed, AssertionError):
                 results.append(Unknown(reason, node))
         return results
@@ -447,10 +449,27 @@ def leaves(tree: Any) -> Any:
         yield tree
 
 
+_SIGNS = ("aten.signbit.", "aten.copysign.", "aten.copysign_.", "aten.atan2.", "aten.atan2_.")
+
+
+def _reads_bits(node: Node) -> bool:
+    """Whether floats are taken for what they are in memory: as numbers of another size or no floats, or zeros with a sign."""
+    before, after = next((tensor.dtype for tensor in node.operands()), ""), node.outputs[0].dtype if node.outputs else ""
+    if node.op.startswith(_SIGNS):
+        return any(_is_float(tensor.dtype) for tensor in node.operands())
+    if node.op != "aten.view.dtype" or not _is_float(before):
+        return False
+    return not _is_float(after) or before.removeprefix("complex") != after.removeprefix("complex")
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
 def _word(arg: Arg) -> Any:
-    """An argument for a key: tensors are counted by their place alone."""
+    """An argument for a key: of tensors the dtypes count, with which an operator does what it does."""
     if type(arg) is Tensor:
-        return "%"
+        return arg.dtype
     if type(arg) is tuple:
         return tuple(_word(each) for each in arg)
     return arg

@@ -21,6 +21,7 @@ from graphguard.engine.value import add, masked, taken
 from graphguard.ir import Node
 from graphguard.ir import Value as Tensor
 from graphguard.joint import MESSAGES, Match
+from graphguard.lemmas.dtypes import is_narrow
 
 if TYPE_CHECKING:
     from graphguard.engine.interpret import Player
@@ -106,10 +107,13 @@ class Meeting:
         return known
 
     def require_arithmetic(self, node: Node) -> None:
-        """Sums of booleans are disjunctions, and means of whole numbers are rounded: neither is what the algebra does."""
+        """Sums of booleans are disjunctions, those of few bits wrap around, and means of whole numbers are rounded: none of it
+        is what the algebra does."""
         dtype, reduce = next(node.operands()).dtype, node.kwargs["reduce"]
         if dtype == "bool" and reduce not in ("max", "min"):
             raise Undescribed(f"a reduction of booleans by {reduce}")
+        if reduce not in ("max", "min") and is_narrow(dtype):
+            raise Undescribed(f"a reduction of {dtype} by {reduce}, which wraps around")
         if dtype.startswith("complex") and reduce == "product":
             raise Undescribed("a reduction of complex numbers by product")
         if reduce in ("avg", "premul_sum") and not dtype.startswith(("float", "bfloat", "complex")):

@@ -180,9 +180,9 @@ def unary(c: Call, x: Value) -> Value:
 
 
 _BINARY = {
-    "atan2.default": "atan2", "hypot.default": "hypot", "xlogy.Tensor": "xlogy", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
+    "hypot.default": "hypot", "xlogy.Tensor": "xlogy", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
     "remainder.Tensor": "remainder", "maximum.default": "maximum",
-    "minimum.default": "minimum", "fmax.default": "maximum", "fmin.default": "minimum", "copysign.Tensor": "copysign",
+    "minimum.default": "minimum", "fmax.default": "maximum", "fmin.default": "minimum",
 }  # fmt: skip
 
 
@@ -211,12 +211,13 @@ def extreme(c: Call, name: str, a: Value, b: Value) -> Value:
 
 @row("aten.remainder.Scalar", means="what is left of x after whole multiples of a number; x where that is known to be smaller")
 def remainder(c: Call, x: Value, number: Any) -> Value:
+    divisor = c.value(number)
     if not c.is_whole(0) or not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        return c.fn("remainder", x, c.value(number))
+        return c.fn("remainder", x, divisor)
     span = span_of(c.table, x)
     if span is not None and everywhere(span[0] >= 0) and everywhere(span[1] < number):
         return x
-    return bounded(c, c.fn("remainder", x, c.value(number)), 0, number)
+    return bounded(c, c.fn("remainder", x, divisor), 0, number)
 
 
 @row("aten.clamp.default", means="x between two numbers")
@@ -235,6 +236,9 @@ def clamp_max(c: Call, x: Value, high: Any) -> Value:
 
 
 def clamped(c: Call, x: Value, low: Any, high: Any) -> Value:
+    for number in (low, high):
+        if number is not None:
+            c.require_fits(number)
     bounds = _bound(low, float("-inf")), _bound(high, float("inf"))
     if c.is_whole(0) and span_of(c.table, x) is not None and all(isinstance(each, int | None) for each in (low, high)):
         return _clamped_to_numbers(c, x, low, high)

@@ -164,7 +164,7 @@ def cumulative_extreme(c: Call, x: Value, dim: int) -> tuple[Value, Value]:
 @row("aten.cumprod.default", means="the product so far")
 def cumprod(c: Call, x: Value, dim: int, *, dtype: Any = None) -> Value:
     x = c.to_dtype(x, 0, dtype)
-    return along(c, "cumprod", x, dim % max(1, len(x.shape)), _size(c, x, dim))
+    return along(c, "cumprod", x, dim % max(1, len(x.shape)), _size(c, x, dim), (c.result_dtype,))
 
 
 @row("aten.logcumsumexp.default", means="the log of the sum of exp so far")
@@ -174,12 +174,12 @@ def logcumsumexp(c: Call, x: Value, dim: int) -> Value:
 
 @row("aten.prod.dim_int", means="the product over a dim")
 def prod(c: Call, x: Value, dim: int, keep: bool = False, *, dtype: Any = None) -> Value:
-    return without(c, "prod", c.to_dtype(x, 0, dtype), dim, keep)
+    return without(c, "prod", c.to_dtype(x, 0, dtype), dim, keep, (c.result_dtype,))
 
 
 @row("aten.prod.default", means="the product of all elements")
 def prod_all(c: Call, x: Value, *, dtype: Any = None) -> Value:
-    return without(c, "prod", flat(c, c.to_dtype(x, 0, dtype)), 0, False)
+    return without(c, "prod", flat(c, c.to_dtype(x, 0, dtype)), 0, False, (c.result_dtype,))
 
 
 @row("aten.renorm.default", means="rows of bounded norm")

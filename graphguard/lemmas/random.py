@@ -18,7 +18,7 @@ _DRAWS = (
 )  # fmt: skip
 
 
-@row(*(f"aten.{name}" for name in _DRAWS), means="random numbers, unrelated to any others", complex=True)
+@row(*(f"aten.{name}" for name in _DRAWS), means="random numbers, unrelated to any others", complex=True, draws=True)
 def draw(c: Call, *_: Any, **__: Any) -> tuple[None, ...]:
     return (None,) * len(c.node.outputs)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from graphguard.engine.table import Table
 from graphguard.engine.term import Undescribed, Value
 from graphguard.ir import Node, values_in
 from graphguard.ir import Value as Tensor
+from graphguard.lemmas.dtypes import audited, fits, holds, in_words, is_narrow, signature
 
 Describe = Callable[..., Any]
 D = TypeVar("D", bound=Describe)
@@ -34,6 +36,7 @@ class Row:
     conditions: str  # what has to hold, else the operator is opaque
     describe: Describe
     complex: bool = False  # whether it may be asked about complex tensors
+    draws: bool = False  # whether nothing is said of its results
 
 
 _ROWS: dict[str, Row] = {}
@@ -48,7 +51,9 @@ _OUT = {
 }  # fmt: skip
 
 
-def row(*operators: str, means: str, needs: str = "", complex: bool = False) -> Callable[[D], D]:
+def row(
+    *operators: str, means: str, needs: str = "", complex: bool = False, draws: bool = False
+) -> Callable[[D], D]:
     """Register what operators mean. The function gets a Call and the operator's arguments, tensors as descriptions."""
 
     def register(describe: D) -> D:
@@ -56,7 +61,7 @@ def row(*operators: str, means: str, needs: str = "", complex: bool = False) -> 
             if operator in _ROWS:
                 raise ValueError(f"{operator} has two rows")
             kind = describe.__module__.rsplit(".", 1)[-1]
-            _ROWS[operator] = Row(operator, kind, means, needs, describe, complex)
+            _ROWS[operator] = Row(operator, kind, means, needs, describe, complex, draws)
         return describe
 
     return register
@@ -125,8 +130,24 @@ class Call(Ops):
         return self.dtype(position).startswith("complex")
 
     def value(self, operand: Any) -> Value:
-        """A tensor argument, or a number as a tensor."""
-        return operand if isinstance(operand, Value) else self.full((), operand)
+        """A tensor argument, or a number as a tensor. Beside a tensor of few bits, a number is one of few bits, too."""
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, (int, float)):
+            self.require_fits(operand)
+        return self.full((), operand)
+
+    def require_fits(self, number: float) -> None:
+        for tensor in self.node.operands():
+            if not fits(number, tensor.dtype):
+                raise Undescribed(f"a number that {tensor.dtype} does not have")
+
+    def opaque(
+        self, name: str, operands: Sequence[Value], parallel: int, shape: Sequence[int], parameters: tuple[Hashable, ...] = ()
+    ) -> Value:
+        """What an operator makes of whole numbers depends on their dtype; of floats it is a function of real numbers."""
+        dtypes = tuple(tensor.dtype if is_whole(tensor.dtype) else "float" for tensor in self.node.operands())
+        return super().opaque(name, operands, parallel, shape, (*parameters, dtypes))
 
     def full(self, shape: Sequence[Lane], number: Any) -> Value:
         if isinstance(number, complex):
@@ -148,7 +169,9 @@ class Call(Ops):
             if dtype == "bool":
                 return int(bool(number))
             if is_whole(dtype):
-                return int(number) if math.isfinite(number) else number
+                number = int(number) if math.isfinite(number) else number
+                if not fits(number, dtype):
+                    raise Undescribed(f"a number that {dtype} does not have")
         elif dtype == "bool" and varies(number):
             return (number != 0).astype(np.int64)
         return number
@@ -161,11 +184,19 @@ class Call(Ops):
             raise Undescribed("a cast between real and complex numbers")
         if after == "bool":
             return self.compare("ne", x, self.zeros(()), whole=is_whole(before))
-        if is_whole(after) and not is_whole(before):
-            return self.fn("trunc", x)
-        if after in _NARROW and before not in ("bool", after):
+        if not is_whole(after) or holds(after, before) or self._is_known_to_fit(x, after):
+            return x
+        if not is_narrow(after):
+            return x if is_whole(before) else self.fn("trunc", x)
+        if is_whole(before):
             return self.fn("wrapped", x, parameters=(after,))
-        return x
+        return self.fn("narrowed", self.fn("trunc", x), parameters=(after,))  # of what it has no number for, C says nothing
+
+    def _is_known_to_fit(self, x: Value, dtype: str) -> bool:
+        from graphguard.lemmas.whole import span_of  # it builds on this module
+
+        span = span_of(self.table, x)
+        return span is not None and all(fits(int(end), dtype) for ends in span for end in np.atleast_1d(ends))
 
     def to_dtype(self, x: Value, position: int, dtype: Any) -> Value:
         """An argument as an operator with a `dtype` reads it."""
@@ -174,9 +205,6 @@ class Call(Ops):
 
 def _is_infinity(number: Any) -> bool:
     return isinstance(number, float) and number == math.inf
-
-
-_NARROW = {"int8", "uint8", "int16", "uint16"}
 
 
 def is_whole(dtype: str) -> bool:
@@ -228,6 +256,19 @@ def _each(operator: str) -> Row | None:
     return next((_ROWS[full] for each in candidates if (full := f"{namespace}.{name}.{each}") in _ROWS), None)
 
 
+_UNGUARDED: list[None] = []
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Rows are asked about all dtypes: for the audit, which finds out what they may be asked about."""
+    _UNGUARDED.append(None)
+    try:
+        yield
+    finally:
+        _UNGUARDED.pop()
+
+
 @cache
 def _signature(describe: Describe) -> inspect.Signature:
     return inspect.signature(describe)
@@ -243,13 +284,18 @@ def describe(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
     written = {name.split(".")[0] for name in node.writes}  # `out.1` is an element of the list `out`
     for name in [name for name in kwargs if name in written and name not in _signature(found.describe).parameters]:
         del kwargs[name]  # of an `out=` tensor only the memory counts
-    result = _described(found, table, node, args, kwargs)
+    result = _described(found, table, node, args, kwargs, node.op)
     return result if isinstance(result, tuple) else (result,)
 
 
-def _described(found: Row, table: Table, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _described(found: Row, table: Table, node: Node, args: Sequence[Any], kwargs: dict[str, Any], op: str) -> Any:
+    """The one place where rows are asked, and where it is seen to it that they may be."""
     if not found.complex and any(v.dtype.startswith("complex") for v in (*node.operands(), *node.outputs)):
         raise Undescribed(f"{node.op} of complex numbers")
+    if not found.draws and not _UNGUARDED:
+        called = signature(found.operator, node, op)
+        if called not in audited().get(found.operator, ()):
+            raise Undescribed(f"{op}, {in_words(called)}, for which its lemma is not audited")
     call = Call(table, node)
     try:
         _signature(found.describe).bind(call, *args, **kwargs)
@@ -274,7 +320,7 @@ def _describe_each(found: Row, table: Table, node: Node, args: tuple[Any, ...], 
             node.backward,
         )
         each = [arg[number] if isinstance(arg, tuple) else arg for arg in args]
-        result = _described(found, table, plain, each, kwargs)
+        result = _described(found, table, plain, each, kwargs, node.op)
         results.append(result[0] if isinstance(result, tuple) else result)
     return tuple(results)
 

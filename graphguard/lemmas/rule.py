@@ -91,8 +91,9 @@ class Rule:
         count, sizes = self.ellipsis(shapes), self.sizes(shapes, outputs)
         parallel = self.parallel(count)
         rows = [self._rows(c, x, spread(p, count), parallel, sizes) for x, p in zip(operands, self.operands, strict=True)]
+        dtypes = tuple(tensor.dtype for tensor in (*c.node.operands(), *c.node.outputs))
         return [
-            self._result(c, rows, spread(pattern, count), parallel, sizes, outputs[number], (number, words, str(self)))
+            self._result(c, rows, spread(pattern, count), parallel, sizes, outputs[number], (number, words, str(self), dtypes))
             for number, pattern in enumerate(self.results)
         ]
 

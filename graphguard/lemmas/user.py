@@ -32,6 +32,7 @@ class Lemma:
     checked: int = 0
     untested: str | None = None  # why it could not be compared with the operator itself
     weaker: str | None = None  # what it asks for without need
+    dtypes: frozenset[tuple[str, ...]] = field(default=frozenset(), repr=False)  # of the operands, in which it held
     sample: Sequence[Any] | None = field(default=None, repr=False, compare=False)  # arguments that it was tried on
 
     @property
@@ -51,6 +52,9 @@ class Lemma:
             raise Undescribed(f"{self.name} with arguments that differ between ranks")
         if any(tensor.dtype.startswith("complex") for tensor in (*node.operands(), *node.outputs)):
             raise Undescribed(f"{self.name} of complex numbers")
+        dtypes = keyed(tensor.dtype for tensor in node.operands())
+        if self.untested is None and dtypes not in self.dtypes:
+            raise Undescribed(f"{self.name} of {' and '.join(dtypes) or 'nothing'}, in which its lemma was not seen to hold")
         operands = [each for each in leaves((args, kwargs)) if isinstance(each, Value)]
         if isinstance(self.meaning, Definition):
             return self.meaning.describe(interpreter, self.name, node, operands, lanes)
@@ -120,6 +124,11 @@ class Definition:
         except (CaptureError, ProgramError) as error:
             text = str(error).replace("the sequential program", f"the lemma of {name}")
             raise UsageError(f"{text} (for the call at {node.source})") from None
+
+
+def keyed(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """The dtypes of operands, by which it is remembered in which a lemma holds. Positions may have 32 bits or 64."""
+    return tuple("int64" if dtype == "int32" else dtype for dtype in dtypes)
 
 
 def binds(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

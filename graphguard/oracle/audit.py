@@ -32,6 +32,7 @@ from graphguard.errors import GraphGuardError, ReplayError, UsageError
 from graphguard.ir import Graph, Mesh, Node
 from graphguard.ir import Value as Tensor
 from graphguard.lemmas import registry
+from graphguard.lemmas.dtypes import signature
 from graphguard.lemmas.rule import spelled
 from graphguard.lemmas.user import Lemma
 from graphguard.oracle.replay import run
@@ -58,6 +59,7 @@ class Line:
     refused: list[str] = field(default_factory=list)  # whole tensors of stated sizes that the row does not describe
     seconds: float = 0.0
     note: str = ""  # why there is nothing to compare
+    right: dict[str, int] = field(default_factory=dict)  # how often, by the dtypes of the call
 
 
 class Ledger(dict[str, Line]):
@@ -86,7 +88,7 @@ def audit(
             if progress is not None:
                 progress(number * len(wanted) + start, examples * len(wanted))
             batch = [Example(sample, seed, number) for sample in wanted[start : start + BATCH]]
-            for example, graphs in _captured(batch):
+            for example, graphs in captured(batch):
                 Examination(ledger, example, graphs).run()
     return ledger
 
@@ -132,7 +134,9 @@ def samples_of(operators: Iterable[str]) -> list[Sample]:
     return [SAMPLES[name] for name, met in operators_met().items() if met & wanted]
 
 
-class _Uncut(Example):
+class Uncut(Example):
+    """A sample as it states itself, on whole tensors."""
+
     def _cuts(self, number: int) -> Iterator[Cut]:
         return iter(())
 
@@ -141,7 +145,7 @@ class _Uncut(Example):
 def operators_met() -> dict[str, set[str]]:
     """The rows that each sample makes use of."""
     found = {}
-    for example, graphs in _captured([_Uncut(sample, 0, 0) for sample in SAMPLES.values()]):
+    for example, graphs in captured([Uncut(sample, 0, 0) for sample in SAMPLES.values()]):
         rows = (registry.lookup(node.op) for node in graphs[0].nodes)
         found[example.sample.name] = {row.operator for row in rows if row is not None}
     return found
@@ -164,7 +168,7 @@ def rows_named(names: Iterable[str]) -> list[str]:
 
 
 # ---------------------------------------------------------------------- capture
-def _captured(batch: Sequence[Example]) -> Iterator[tuple[Example, list[Graph]]]:
+def captured(batch: Sequence[Example]) -> Iterator[tuple[Example, list[Graph]]]:
     """Each example with the graphs of its whole program and of each cut, captured at once."""
     programs = {
         f"{number}:{place}": (example, given)
@@ -188,12 +192,12 @@ def _captured(batch: Sequence[Example]) -> Iterator[tuple[Example, list[Graph]]]
     except GraphGuardError:
         if len(batch) > 1:
             for example in batch:
-                yield from _captured([example])
+                yield from captured([example])
             return
         if batch[0].sample is batch[0].stated:
             raise
         batch[0].restated()  # a program that runs with other sizes, but in a way that has no graph
-        yield from _captured(batch)
+        yield from captured(batch)
         return
     makers = {tensor: place for place, node in enumerate(graph.nodes) for tensor in node.outputs}
     for number, example in enumerate(batch):
@@ -320,6 +324,9 @@ class Examination:
                     continue
                 if line is not None:
                     line.cases += 1
+                if line is not None and not wrong:
+                    called = signature(line.operator, node, node.op)
+                    line.right[called] = line.right.get(called, 0) + 1
                 if wrong:
                     tainted.add(tensor)
                     if line is not None:
@@ -484,4 +491,4 @@ def as_array(tensor: torch.Tensor) -> Any:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(torch.float64).numpy(force=True)
 
 
-__all__ = ["Ledger", "Line", "audit", "audit_lemmas", "audit_rows", "operators_met", "rows_named", "samples_of"]
+__all__ = ["Ledger", "Line", "Uncut", "audit", "audit_lemmas", "audit_rows", "captured", "operators_met", "rows_named", "samples_of"]

@@ -6,22 +6,23 @@ definition: it gives what the operator gives.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from graphguard.aten.custom import call_wide
+from graphguard.aten.custom import call_wide, widely
 from graphguard.aten.kernels import tensors_in
 from graphguard.aten.operators import operator as facts_of
 from graphguard.aten.operators import overload
 from graphguard.engine.term import Undescribed
 from graphguard.errors import UsageError
 from graphguard.lemmas.rule import Pattern, Rule, spread
-from graphguard.lemmas.user import Definition, Lemma, binds
+from graphguard.lemmas.user import Definition, Lemma, binds, keyed
 
 EXAMPLES = 8
 _SCALES = (1.0, 0.02, 6.0)  # small numbers tell one epsilon from another
@@ -29,7 +30,11 @@ _SIZES = (2, 3, 4, 5, 6)
 _ROUND = (8, 16, 64)  # sizes that kernels which are particular about them may take
 _MOST_ELEMENTS = 1 << 17
 _TOLERANCE, _NARROW_TOLERANCE = 1e-9, 1e-4
+_FLOATS = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # and how far rounding goes
+_WHOLES = (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
+_TRIED_IN_DTYPES = 3  # examples
 Shape = tuple[int, ...]
+Dtypes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,14 @@ class _Trial:
         self.raised: str | None = None  # what the definition does not take
         self.agreed: set[tuple[int, ...]] = set()  # numbers of dims for which the definition gave what the operator gives
         self.disagreed: dict[tuple[int, ...], str] = {}
+        self.native = False  # whether the operator is called as it is, in the dtypes that it is given
+        self.holds: dict[Dtypes, bool] = {}  # the dtypes of the operands in which the lemma was tried
         self.required = sum(not argument.has_default_value() for argument in function._schema.arguments)
 
     # ------------------------------------------------------------------ the outcome
     def outcome(self) -> Lemma:
-        lemma = replace(self.lemma, sample=self.sample, checked=self.cases)
+        dtypes = frozenset(each for each, held in self.holds.items() if held)
+        lemma = replace(self.lemma, sample=self.sample, checked=self.cases, dtypes=dtypes)
         wrong = [ranks for ranks in self.disagreed if ranks in self.agreed or not self.agreed]
         if wrong:
             raise self.refuse(self.disagreed[wrong[0]])
@@ -124,13 +132,58 @@ class _Trial:
                 continue
             if isinstance(self.lemma.meaning, Rule):
                 self._check_rule(self.lemma.meaning, given, results)
+                self._check_dtypes(given, example)
                 return
-            self._check_definition(self.lemma.meaning, given, results)
+            if self._check_definition(self.lemma.meaning, given, results):
+                self._check_dtypes(given, example)
+
+    # ------------------------------------------------------------------ dtypes
+    def _check_dtypes(self, given: Arguments, example: int) -> None:
+        """The same call in all dtypes: the lemma is used in those in which it held each time."""
+        for dtypes in _mixtures(given.tensors) if example < _TRIED_IN_DTYPES else ():
+            part = given.with_tensors([_as(t, dtype) for t, dtype in zip(given.tensors, dtypes, strict=True)])
+            key = keyed(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            held = self._holds_in(part) if self.holds.get(key, True) else None
+            if held is not None:
+                self.holds[key] = held
+
+    def _holds_in(self, given: Arguments) -> bool | None:
+        """Whether the lemma holds in just these dtypes; None if the operator does not take them."""
+        self.native, cases = True, self.cases
+        try:
+            results = self._result(given)
+            if results is None:
+                return None
+            if isinstance(self.lemma.meaning, Rule):
+                self._check_rule(self.lemma.meaning, given, results)
+                return True
+            return any(self._agrees(call, given, results) for call in (self.lemma.meaning.function, self._defined_widely))
+        except UsageError:
+            return False
+        finally:
+            self.native, self.cases = False, cases
+
+    def _agrees(self, function: Callable[..., Any], given: Arguments, results: list[torch.Tensor]) -> bool:
+        try:
+            with torch.no_grad():
+                said = tensors_in(function(*given.args, **given.kwargs))
+        except Exception:  # what a definition does not take, it says nothing of
+            return False
+        return self._disagreement(given, said, results) is None
+
+    def _defined_widely(self, *args: Any, **kwargs: Any) -> Any:
+        """What the definition gives in 64 bits."""
+        assert isinstance(self.lemma.meaning, Definition)
+        wide = Arguments(args, kwargs)
+        wide = wide.with_tensors([t.to(torch.float64) if t.is_floating_point() else t for t in wide.tensors])
+        return widely(self.lemma.meaning.function, wide.args, wide.kwargs)
 
     def _result(self, given: Arguments) -> list[torch.Tensor] | None:
         """What the operator gives; None if it does not take the arguments."""
         try:
             with torch.no_grad():
+                if self.native:
+                    return [tensor.detach() for tensor in tensors_in(self.function(*given.args, **given.kwargs))]
                 result, rounds = call_wide(self.function, list(given.args), given.kwargs)
                 self.rounds = rounds
                 return [tensor.detach() for tensor in tensors_in(result)]
@@ -138,17 +191,18 @@ class _Trial:
             self.error = error
             return None
 
-    def _check_definition(self, definition: Definition, given: Arguments, results: list[torch.Tensor]) -> None:
+    def _check_definition(self, definition: Definition, given: Arguments, results: list[torch.Tensor]) -> bool:
+        """Whether it gives what the operator gives."""
         if not binds(definition.function, given.args, given.kwargs):
             if len(given.args) + len(given.kwargs) > self.required:
-                return  # a program that calls the operator so is told that the definition does not take it
+                return False  # a program that calls the operator so is told that the definition does not take it
             raise self.refuse(f"its definition does not take {_count(len(given.args), 'argument')}, as the operator does")
         try:
             with torch.no_grad():
-                said = tensors_in(definition.function(*given.args, **given.kwargs))
+                said = tensors_in(widely(definition.function, given.args, given.kwargs))
         except Exception as error:
             self.raised = f"on {given} its definition raises {type(error).__name__}: {_first_line(error)}"
-            return
+            return False
         ranks = tuple(t.dim() for t in given.tensors)
         different = self._disagreement(given, said, results)
         if different is None:
@@ -156,6 +210,7 @@ class _Trial:
             self.cases += 1
         else:
             self.disagreed.setdefault(ranks, different)
+        return different is None
 
     def _disagreement(self, given: Arguments, said: list[torch.Tensor], results: list[torch.Tensor]) -> str | None:
         types = [[(tuple(t.shape), _kind(t)) for t in each] for each in (said, results)]
@@ -261,6 +316,13 @@ class _Trial:
         finite = its[its.isfinite()]
         size = float(finite.abs().max()) if finite.numel() else 1.0
         apart = torch.where((mine == its) | (mine.isnan() & its.isnan()), 0.0, (mine - its).abs()).nan_to_num(nan=math.inf)
+        if self.native:
+            coarse = max((_FLOATS.get(t.dtype, 0.0) for t in (a, b, *given.tensors)), default=0.0)
+            wrong = (apart > coarse * max(size, 1e-30)) & its.isfinite()  # fewer bits overflow sooner
+            if not bool(wrong.any()):
+                return None
+            place = wrong.nonzero()[0].tolist()
+            return str(place), float(mine[tuple(place)]), float(its[tuple(place)])
         wrong = apart > _TOLERANCE * max(size, 1e-30)
         if bool(wrong.any()) and not self._is_exact(given):
             wrong = apart > _NARROW_TOLERANCE * max(size, 1e-30)
@@ -412,6 +474,25 @@ def _templates(tensors: int, sizes: Sequence[int]) -> Iterator[list[Shape]]:
         yield [(b, s, h), (b, h, k), *[(b, s, k)] * (tensors - 2)]
     if tensors > 2:
         yield [*[(b, h)] * (tensors - 1), (h,)]
+
+
+# ---------------------------------------------------------------------- dtypes
+def _mixtures(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.dtype, ...]]:
+    """The dtypes in which operands may come: as they are; all floats in one dtype; one of them, or all but one, in another."""
+    own = [t.dtype for t in tensors]
+    floats = [place for place, tensor in enumerate(tensors) if tensor.is_floating_point()]
+    yield tuple(own)
+    for dtype in (*_FLOATS, *_WHOLES):
+        yield tuple(dtype if place in floats else own[place] for place in range(len(own)))
+    for one, rest in itertools.permutations((torch.float32, torch.bfloat16, torch.float16), 2):
+        for place in floats if len(floats) > 1 else ():
+            yield tuple(one if n == place else rest if n in floats else own[n] for n in range(len(own)))
+
+
+def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.uint8:
+        tensor = tensor.abs()  # what a negative float becomes there, C does not say
+    return (tensor * 3).to(dtype) if tensor.is_floating_point() and dtype in _WHOLES else tensor.to(dtype)
 
 
 # ---------------------------------------------------------------------- small things

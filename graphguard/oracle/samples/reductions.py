@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from graphguard.oracle.samples.sample import INF, B, C, N, P, X, aten, both, f32, f64, i64, sample
+from graphguard.oracle.samples.sample import INF, B, C, N, P, X, aten, both, f32, f64, i64, sample, u8
 
 # reductions
 sample(
@@ -25,6 +25,11 @@ sample(
     x=X(6, 4, 2),
     i=N(6),
     m=B(6, 4),
+)
+sample(  # more than eight bits count
+    "sums_of_many",
+    lambda m: (m.sum(), m.sum(0), m.sum(dtype=u8), m.sum(0, dtype=u8), m.cumsum(0, dtype=u8), m.sum(dtype=torch.bool)),
+    m=B(300),
 )
 sample(
     "means",

@@ -1,0 +1,97 @@
+"""For which dtypes a row answers: those for which the audit has compared it with torch, and no others.
+
+Rows compute with real numbers. Torch does not: booleans add up to True, 8 bits wrap around, a float is cut off where it becomes
+a whole number. So a call has a signature, the classes of its operands and results, and a row is asked only about signatures that
+`audited.txt` lists for it. `python -m graphguard.oracle.dtypes` makes that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from graphguard.ir import Node
+from graphguard.ir import Value as Tensor
+
+FILE = "audited.txt"
+CLASSES = {
+    "f": "floats",
+    "c": "complex numbers",
+    "w": "whole numbers",  # of 32 or 64 bits, with a sign: they are taken not to overflow
+    "n": "narrow whole numbers",  # all others, which do
+    "b": "booleans",
+    "r": "a float that is no tensor",
+}
+_RANGES = {"int8": (-128, 127), "int16": (-32768, 32767), "uint8": (0, 255), "uint16": (0, 65535),
+           "uint32": (0, 2**32 - 1), "uint64": (0, 2**64 - 1)}  # fmt: skip
+
+
+def class_of(dtype: str) -> str:
+    if dtype.startswith(("float", "bfloat")):
+        return "f"
+    if dtype.startswith("complex"):
+        return "c"
+    return "b" if dtype == "bool" else "w" if dtype in ("int32", "int64") else "n"
+
+
+def is_narrow(dtype: str) -> bool:
+    return class_of(dtype) == "n"
+
+
+def fits(number: float, dtype: str) -> bool:
+    """Whether a dtype that wraps around has a number. The others are taken to have all."""
+    low, high = _RANGES.get(dtype, (number, number))
+    return low <= number <= high
+
+
+def holds(dtype: str, other: str) -> bool:
+    """Whether a dtype of whole numbers has all numbers of another one."""
+    if other == "bool":
+        return True
+    return other in _RANGES and all(fits(end, dtype) for end in _RANGES[other])
+
+
+def signature(operator: str, node: Node, called: str) -> str:
+    """How a node calls a row's operator by one of its names: `wf>f`, or `out:f>w`. Neighbours that are alike count once."""
+    written = {name.split(".")[0] for name in node.writes}
+    kwargs = [node.kwargs[name] for name in sorted(node.kwargs) if name not in written]
+    form = ""
+    if called != operator:
+        form = "each:" if "._foreach_" in called else "out:" if written & node.kwargs.keys() else "in:"
+    results = "".join(map(class_of, (tensor.dtype for tensor in node.outputs)))
+    operands = "".join(_classes((*node.args, *kwargs)))
+    if set(results) == {"f"} and "f" in operands:  # computed as floats: one number is as good as another
+        operands = operands.replace("r", "")
+    return f"{form}{_once(operands)}>{_once(results)}"
+
+
+def _classes(args: Iterable[Any]) -> Iterator[str]:
+    for arg in args:
+        if type(arg) is Tensor:
+            yield class_of(arg.dtype)
+        elif type(arg) is tuple:
+            yield from _classes(arg)
+        elif type(arg) is float:
+            yield "r"
+
+
+def _once(classes: str) -> str:
+    return "".join(each for each, _ in groupby(classes))
+
+
+@cache
+def audited() -> dict[str, frozenset[str]]:
+    """The signatures of each operator that the audit has compared with torch."""
+    text = files(__package__).joinpath(FILE).read_text()
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return {operator: frozenset(signatures) for operator, *signatures in lines}
+
+
+def in_words(signature: str) -> str:
+    form, _, classes = signature.rpartition(":")
+    before, after = ([CLASSES[each] for each in side] for side in classes.split(">"))
+    how = {"": "", "in": " in place", "out": " written to out=", "each": " of a list"}[form]
+    return f"{', '.join(before) or 'nothing'} to {', '.join(after) or 'nothing'}{how}"
