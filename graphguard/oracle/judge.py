@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from graphguard.counterexample import Counterexample
 from graphguard.engine.proof import Relation
-from graphguard.errors import ReplayError
+from graphguard.errors import ReplayError, UnsteadyError
 from graphguard.expectation import Expectation
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
 from graphguard.lines import OwnLines, helpers_of
-from graphguard.oracle import draws
+from graphguard.oracle import again, draws
+from graphguard.oracle.again import look_again
 from graphguard.oracle.budget import affordable, cost
 from graphguard.oracle.draws import Given, Ranges, Regime
 from graphguard.oracle.mend import Mend, mends_of
@@ -31,13 +32,17 @@ from graphguard.oracle.shrinking import Difference, shrunk
 from graphguard.oracle.shrunk import Shrunk
 from graphguard.oracle.slice import Programs, sliced
 from graphguard.oracle.suspects import Suspects, suspects_of
+from graphguard.oracle.thresholds import thresholds
 from graphguard.oracle.trial import Trial, UndefinedError, execute
 from graphguard.oracle.watch import Tell, Watch
 from graphguard.oracle.way import Way, way_of
 
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
-_OTHER_SCALES = (Regime(8.0), Regime(0.125), Regime(64.0))  # where there is no proof and no difference: clips may be inactive
+_OTHERS = (  # where there is no proof and no difference: clips may be inactive, and ties or zeros may matter
+    *(Regime(1.0, mixture=number) for number in range(1, 5)),
+    *(Regime(8.0), Regime(0.125), Regime(64.0), Regime(1.0, positive=True, mixture=6)),
+)
 _SECONDS_TO_SHRINK, _PER_RUN = 0.25, 5e-3  # a counterexample, as estimated, and what any run takes
 _MOST_HINTS = 16  # outputs that are looked at for what was meant
 _MOST_PARTS = 64  # outputs that are looked at one by one, where all are too many
@@ -105,28 +110,31 @@ def judge(
 ) -> Judgement:
     """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated.
 
+    trials: how often, at first; 0 if what is proved is not to be looked at. What is not proved always is.
     small: whether time is spent on making a counterexample small.
     progress: told how many operations of how many were run, where that takes longer than a second.
     """
     begun = time.perf_counter()
     if joint.findings:
         return Judgement(skipped="the ranks' communication does not fit together")
-    if trials == 0:
+    if trials == 0 and all(path in (proved or {}) for path, value in sequential.outputs.items() if value is not None):
         return Judgement(skipped="trials=0 was asked for")
     programs, left_out = Programs(sequential, joint, relations), None
-    count, reason = affordable(programs.graphs, TRIALS if trials is None else trials)
+    count, reason = affordable(programs.graphs, trials or TRIALS)
     if reason is not None:
         part = _affordable_part(programs, proved or {})
         if part is None:
             return Judgement(skipped=reason)
         programs, path = part
         count, left_out = 1, f"the oracle executed {path} and what it is made from alone, because in all {reason}"
-    judging = _Judging(programs, expected, proved or {}, small)
+    judging = _Judging(programs, expected, proved or {}, small, recheck=trials != 0)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
-        judging.run(draws.with_inferred(sequential, ranges), count, seed)
+        judging.run(ranges, count, seed)
         return replace(judging.judgement(begun), left_out=left_out)
     except ReplayError as error:
+        if isinstance(error, UnsteadyError):
+            raise
         return Judgement(skipped=f"it cannot be executed: {error}", seconds=time.perf_counter() - begun)
     except UndefinedError as error:
         return Judgement(skipped=f"no inputs were found on which it is defined: {error}", seconds=time.perf_counter() - begun)
@@ -141,15 +149,23 @@ def _affordable_part(programs: Programs, proved: Iterable[str]) -> tuple[Program
 
 
 class _Judging:
-    def __init__(self, programs: Programs, expected: Mapping[str, Expectation], proved: Mapping[str, Relation], small: bool):
-        self.programs, self.small = programs, small
+    def __init__(
+        self,
+        programs: Programs,
+        expected: Mapping[str, Expectation],
+        proved: Mapping[str, Relation],
+        small: bool,
+        recheck: bool,
+    ):
+        self.programs, self.small, self.recheck = programs, small, recheck
         self.sequential, self.joint, self.relations = programs
         self.expected, self.proved = expected, proved
         mesh = self.joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(self.joint.graphs)})
         self.trials: list[Trial] = []
-        self.further: list[Trial] = []  # at other scales, for outputs without a proof
+        self.further: list[Trial] = []  # of other kinds, for outputs without a proof
         self.watch: Watch | None = None
+        self.looks = affordable(programs.graphs, again.MOST)[0]
 
     @property
     def operations(self) -> int:
@@ -158,37 +174,53 @@ class _Judging:
 
     # ------------------------------------------------------------------ execution
     def run(self, ranges: Ranges, count: int, seed: int) -> None:
+        self.special = thresholds([self.sequential, *self.joint.graphs[:1], *self.joint.graphs[1:][-1:]], ranges)
+        self.ranges = self._tried(ranges)
         for number, regime in enumerate(draws.regimes(count)):
-            self.trials.append(self._trial(ranges, regime, seed + number))
+            self.trials.append(self._trial_or_plain(regime, seed + number))
         for number, regime in enumerate(_FURTHER, count):
             if all(self._output(path).claimed for path in self._paths()):
                 break
-            self.trials.append(self._trial(ranges, regime, seed + number))
+            self.trials.append(self._trial(regime, seed + number))
         if count > 1 and not self._shows_enough():  # one is all that can be afforded, or was asked for
-            for number, regime in enumerate(_OTHER_SCALES, len(self.trials)):
+            most = affordable(self.programs.graphs, len(_OTHERS))[0]
+            for number, regime in enumerate(_OTHERS[:most], len(self.trials)):
                 with suppress(UndefinedError):
-                    trial = self._trial(ranges, regime, seed + number)
-                    self.further += [] if trial.overflows else [trial]  # an exp of large scores says nothing of real numbers
+                    self.further.append(self._trial(regime, seed + number))
+
+    def _tried(self, ranges: Ranges) -> list[Ranges]:
+        """Ranges of integers, wide ones first: narrower ones are for programs that raise."""
+        inferred = draws.with_inferred(self.sequential, ranges)
+        narrower = [draws.narrowed(self.sequential, inferred, high) for high in _NARROWER]
+        return [inferred, *(narrower if draws.has_free_integers(self.sequential, inferred) else [])]
 
     def _shows_enough(self) -> bool:
         """Whether something differs, or all is proved."""
         outputs = [self._output(path) for path in self._paths() if path not in self.proved]
         return not outputs or any(self._outcome(output).kind is not None for output in outputs if output.claimed)
 
-    def _trial(self, ranges: Ranges, regime: Regime, seed: int) -> Trial:
-        tried: list[Ranges] = [ranges]
-        if draws.has_free_integers(self.sequential, ranges):
-            tried += [draws.narrowed(self.sequential, ranges, high) for high in _NARROWER]
-        for number, within in enumerate(tried):
-            drawn = draws.draws_of(self.sequential, within, regime)
+    def _trial_or_plain(self, regime: Regime, seed: int) -> Trial:
+        """Where the sequential program raises on a mixture, random numbers have to do."""
+        try:
+            return self._trial(regime, seed)
+        except UndefinedError:
+            if regime.mixture is None:
+                raise
+            return self._trial(regime._replace(mixture=None), seed)
+
+    def _trial(self, regime: Regime, seed: int) -> Trial:
+        tried = [(within, self.special) for within in self.ranges]
+        if regime.mixture is not None and self.special:
+            tried.insert(1, (self.ranges[0], {}))
+        for within, special in tried:
+            drawn = draws.draws_of(self.sequential, within, regime, special)
             try:
                 trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed, self.watch)
                 trial.keep_outputs()
                 return trial
-            except UndefinedError:
-                if number == len(tried) - 1:
-                    raise
-        raise AssertionError("some range is tried")
+            except UndefinedError as error:
+                last = error
+        raise last
 
     def _paths(self) -> list[str]:
         """The outputs that some rank returns."""
@@ -206,18 +238,9 @@ class _Judging:
 
     # ------------------------------------------------------------------ judgement
     def judgement(self, begun: float) -> Judgement:
-        outcomes: dict[str, Outcome] = {}
-        undecided: dict[str, str] = {}
-        contradicted = []
-        for path in self._paths():
-            output = self._output(path)
-            if not output.claimed:
-                undecided[path] = self._undecided(path)
-            elif path in self.proved:
-                if output.contradicts(self.proved[path], self.expected.get(path)):
-                    contradicted.append(path)
-            else:
-                outcomes[path] = self._outcome(output)
+        outcomes, contradicted = self._settled()
+        paths = self._paths()
+        undecided = {path: self._undecided(path) for path in paths if not self._output(path).claimed}
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
         found = self._first_counterexample(kinds) if kinds else Found()
         return Judgement(
@@ -238,12 +261,36 @@ class _Judging:
             shared=OwnLines(self.sequential).shared if kinds else frozenset(),
         )
 
+    def _settled(self) -> tuple[dict[str, Outcome], list[str]]:
+        """What is seen of outputs without a proof, and which proofs are contradicted: by nothing that may be rounding."""
+        while True:
+            outcomes, where = {}, {}
+            for path in self._paths():
+                output = self._output(path)
+                stated = self.expected.get(path)
+                if output.claimed and path not in self.proved:
+                    outcomes[path] = self._outcome(output)
+                    if outcomes[path].kind is not None:
+                        where[path] = output.difference(stated)[0]
+                elif output.claimed and self.recheck:
+                    contradicting = output.contradicting(self.proved[path], stated)
+                    where |= {} if contradicting is None else {path: contradicting}
+            unsure = {id(trial): trial for path, trial in where.items() if self._may_be_rounding(trial, path)}
+            if not unsure:
+                return outcomes, [path for path in where if path in self.proved]
+            for trial in unsure.values():
+                look_again(self.programs, trial, again.NEXT if trial.looks else again.FIRST)
+
+    def _may_be_rounding(self, trial: Trial, path: str) -> bool:
+        """Whether it was not looked at again, or not often enough for numbers that move."""
+        return not trial.looks or (trial.looks < self.looks and trial.wavers(path))
+
     def _first_counterexample(self, kinds: Mapping[str, str]) -> Found:
         """Of the output that is wrong first; what would make all outputs right; and where they become wrong."""
         path = self._earliest(kinds)
         found = Difference(*self._output(path).difference(self.expected.get(path)))
-        again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
-        suspects = suspects_of(self.sequential, self.joint, again, self.mesh)
+        whole = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
+        suspects = suspects_of(self.sequential, self.joint, whole, self.mesh)
         example = self._counterexample(path, kinds[path], found, suspects)
         if suspects is None:
             return Found(example)
@@ -277,6 +324,8 @@ class _Judging:
     def _undecided(self, path: str) -> str:
         if all(path not in trial.references for trial in self.trials):
             return "it depends on random numbers"
+        if any(trial.looks for trial in self.trials):
+            return "rounding alone decides it on the trial inputs"
         return "the sequential program gives no finite number on the trial inputs"
 
     def _earliest(self, paths: Iterable[str]) -> str:
