@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphguard.aten.kernels import Lookup
-from graphguard.ir import Node
+from graphguard.ir import Node, Value
 from graphguard.oracle.draws import drawn
 from graphguard.oracle.overflow import overflows
 from graphguard.oracle.reference import is_real
@@ -37,6 +37,8 @@ _EXACT = {
     "scalar_tensor", "cummax", "cummin", "index_copy", "take", "hardtanh", "fmax", "fmin", "max_pool2d_with_indices_backward",
     "diag_embed", "embedding_renorm", "lift_fresh_copy", "rot90", "tile", "hardtanh_backward",
 }  # fmt: skip
+_COMPARES = {"eq", "ne", "ge", "gt", "le", "lt"}
+_NEAR = 8  # units in the last place: which of two such numbers is larger was decided by rounding
 _OPERAND_BITS, _RESULT_BITS = 29, 12  # that are zero at the end of a number of which nothing was rounded away
 
 
@@ -49,12 +51,26 @@ class Wavering(Forgiving):
 
     def run(self, node: Node, lookup: Lookup) -> list[torch.Tensor]:
         results = list(super().run(node, lookup))
-        if node.op == "gg.part" or _is_exact(node.op) or not any(map(is_real, results)):
+        if node.op == "gg.part" or _is_exact(node.op):
+            return results
+        if node.op.split(".")[1] in _COMPARES and results[0].dtype == torch.bool:
+            return [self._decided(results[0], *(lookup(arg) if isinstance(arg, Value) else arg for arg in node.args[:2]))]
+        if not any(map(is_real, results)):
             return results
         operands = [tensor for value in node.operands() if is_real(tensor := lookup(value))]
         numbers = all(_is_plain(arg) for arg in (*node.args, *node.kwargs.values()))
         elementwise = self.function(node.op)[1].elementwise
         return [self._moved(result, operands, numbers, elementwise) if is_real(result) else result for result in results]
+
+    def _decided(self, result: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
+        """A comparison. Numbers that are next to each other, and not copies, may compare in any way."""
+        one, other = torch.as_tensor(one), torch.as_tensor(other)
+        if one.is_complex() or other.is_complex():
+            return result
+        one, other = one.to(torch.float64), other.to(torch.float64)
+        near = (one - other).abs() <= _NEAR * torch.finfo(torch.float64).eps * one.abs()
+        open_ = near & (one != other)
+        return torch.where(open_, torch.rand(result.shape, generator=self.generator) < 0.5, result) if bool(open_.any()) else result
 
     def _moved(self, result: torch.Tensor, operands: list[torch.Tensor], numbers: bool, elementwise: bool) -> torch.Tensor:
         units = torch.randint(-_UNITS, _UNITS + 1, result.shape, generator=self.generator)

@@ -183,9 +183,13 @@ def drawn(draws: Mapping[str, Given], seed: int) -> dict[str, torch.Tensor]:
     return {name: draw.tensor(generator) for name, draw in draws.items()}
 
 
-def with_inferred(sequential: Graph, ranges: Ranges) -> Ranges:
-    """The ranges, and for integers that have none, those that the proof takes from what the sequential program indexes."""
-    unknown = [name for name, value in sequential.inputs.items() if _is_whole(value) and None in ranges.get(name, (None, None))]
+def with_inferred(sequential: Graph, ranges: Ranges, every: bool = False) -> Ranges:
+    """The ranges, and for integers that have none, those that the proof takes from what the sequential program indexes.
+
+    every: also for integers whose stated range has more.
+    """
+    whole = [name for name, value in sequential.inputs.items() if _is_whole(value)]
+    unknown = [name for name in whole if every or None in ranges.get(name, (None, None))]
     if not unknown:
         return ranges
     table = Table()

@@ -22,7 +22,7 @@ from graphguard.lines import OwnLines, helpers_of
 from graphguard.oracle import again, draws
 from graphguard.oracle.again import look_again
 from graphguard.oracle.budget import affordable, cost
-from graphguard.oracle.draws import Given, Ranges, Regime
+from graphguard.oracle.draws import Draw, Given, Ranges, Regime
 from graphguard.oracle.mend import Mend, mends_of
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
@@ -175,29 +175,29 @@ class _Judging:
     # ------------------------------------------------------------------ execution
     def run(self, ranges: Ranges, count: int, seed: int) -> None:
         self.special = thresholds([self.sequential, *self.joint.graphs[:1], *self.joint.graphs[1:][-1:]], ranges)
-        self.ranges = self._tried(ranges)
+        self.ranges = [draws.with_inferred(self.sequential, ranges)]
         for number, regime in enumerate(draws.regimes(count)):
             self.trials.append(self._trial_or_plain(regime, seed + number))
         for number, regime in enumerate(_FURTHER, count):
             if all(self._output(path).claimed for path in self._paths()):
                 break
             self.trials.append(self._trial(regime, seed + number))
-        if count > 1 and not self._shows_enough():  # one is all that can be afforded, or was asked for
+        if count > 1 and self._shows_nothing():  # one is all that can be afforded, or was asked for
             most = affordable(self.programs.graphs, len(_OTHERS))[0]
             for number, regime in enumerate(_OTHERS[:most], len(self.trials)):
                 with suppress(UndefinedError):
                     self.further.append(self._trial(regime, seed + number))
 
-    def _tried(self, ranges: Ranges) -> list[Ranges]:
-        """Ranges of integers, wide ones first: narrower ones are for programs that raise."""
-        inferred = draws.with_inferred(self.sequential, ranges)
-        narrower = [draws.narrowed(self.sequential, inferred, high) for high in _NARROWER]
-        return [inferred, *(narrower if draws.has_free_integers(self.sequential, inferred) else [])]
+    def _narrower(self) -> list[Ranges]:
+        """Ranges of integers for a program that raises outside of them: what it indexes, and small numbers."""
+        inferred = draws.with_inferred(self.sequential, self.ranges[0], every=True)
+        few = [draws.narrowed(self.sequential, inferred, high) for high in _NARROWER]
+        return [inferred, *(few if draws.has_free_integers(self.sequential, inferred) else [])]
 
-    def _shows_enough(self) -> bool:
-        """Whether something differs, or all is proved."""
-        outputs = [self._output(path) for path in self._paths() if path not in self.proved]
-        return not outputs or any(self._outcome(output).kind is not None for output in outputs if output.claimed)
+    def _shows_nothing(self) -> bool:
+        """Whether some output is not proved, and none differs."""
+        outcomes, _ = self._settled()
+        return any(path not in self.proved for path in self._paths()) and all(each.kind is None for each in outcomes.values())
 
     def _trial_or_plain(self, regime: Regime, seed: int) -> Trial:
         """Where the sequential program raises on a mixture, random numbers have to do."""
@@ -209,18 +209,25 @@ class _Judging:
             return self._trial(regime._replace(mixture=None), seed)
 
     def _trial(self, regime: Regime, seed: int) -> Trial:
-        tried = [(within, self.special) for within in self.ranges]
-        if regime.mixture is not None and self.special:
-            tried.insert(1, (self.ranges[0], {}))
-        for within, special in tried:
-            drawn = draws.draws_of(self.sequential, within, regime, special)
-            try:
-                trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed, self.watch)
-                trial.keep_outputs()
-                return trial
-            except UndefinedError as error:
-                last = error
+        """On inputs for which the sequential program does not raise."""
+        try:
+            return self._executed(draws.draws_of(self.sequential, self.ranges[0], regime, self.special), regime, seed)
+        except UndefinedError as error:
+            last = error
+        if len(self.ranges) == 1:
+            self.ranges += self._narrower()
+        for within in self.ranges[1:]:
+            for special in (self.special, {}) if regime.mixture is not None and self.special else ({},):
+                try:
+                    return self._executed(draws.draws_of(self.sequential, within, regime, special), regime, seed)
+                except UndefinedError as error:
+                    last = error
         raise last
+
+    def _executed(self, drawn: Mapping[str, Draw], regime: Regime, seed: int) -> Trial:
+        trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed, self.watch)
+        trial.keep_outputs()
+        return trial
 
     def _paths(self) -> list[str]:
         """The outputs that some rank returns."""
@@ -337,7 +344,8 @@ class _Judging:
         stated = self.expected.get(path)
         part = sliced(self.programs, [path])
         look = partial(self._difference, part, path, kind, found.trial)
-        smaller = shrunk(found, look, part.sequential.inputs, _runs(part)) if self.small else None
+        sure = partial(self._is_sure, part, path, kind)
+        smaller = shrunk(found, look, sure, part.sequential.inputs, _runs(part)) if self.small else None
         trial, element, allowed = smaller or found
         output = self._output(path)
         parting = None if suspects is None else parting_of(suspects, element, None if smaller is None else trial)
@@ -368,12 +376,20 @@ class _Judging:
             trial = execute(*part, inputs, before.regime, before.seed)
         except (UndefinedError, ReplayError):
             return None
-        value, stated = self.sequential.outputs[path], self.expected.get(path)
+        return self._in_one(trial, path, kind)
+
+    def _in_one(self, trial: Trial, path: str, kind: str) -> Difference | None:
+        """What differs in a trial, if it is of a kind."""
+        value = self.sequential.outputs[path]
         assert value is not None
         output = Output(path, value.dtype, self.mesh, [trial])
-        if not output.claimed or (output.free() if stated is None else output.expected(stated)).kind != kind:
+        if not output.claimed or self._outcome(output).kind != kind:
             return None
-        return Difference(*output.difference(stated))
+        return Difference(*output.difference(self.expected.get(path)))
+
+    def _is_sure(self, part: Programs, path: str, kind: str, found: Difference) -> bool:
+        look_again(part, found.trial, again.FIRST)
+        return self._in_one(found.trial, path, kind) is not None
 
 
 def _runs(part: Programs) -> int:

@@ -18,23 +18,23 @@ def mixed(
 ) -> torch.Tensor:
     """Real numbers, `low <= v < high`. few: the numbers that are taken for ties."""
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-    random = normal if low is None or high is None else low + (high - low) * torch.sigmoid(normal)
+    zero, ones = torch.zeros_like(normal), torch.ones_like(normal)
+    bounded = low is not None and high is not None
+    random = low + (high - low) * torch.sigmoid(normal) if bounded else normal
+    ends = torch.where(normal > 0, low * ones, high * ones) if bounded else normal.sign()
     among = torch.tensor(few, dtype=torch.float64)[torch.randint(0, len(few), shape, generator=generator)]
-    zero, ones = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
-    hot = zero
-    if zero.dim():
-        hot = zero.scatter(-1, torch.randint(0, max(1, shape[-1]), (*shape[:-1], min(1, shape[-1])), generator=generator), 1.0)
-    ends = among.sign() if low is None or high is None else torch.where(normal > 0, low * ones, high * ones)
-    equal = ones * (random.reshape(-1)[0] if random.numel() else 0.0)
-    kinds = {"random": random, "few": among, "zero": zero, "one-hot": hot, "equal": equal, "ends": ends}
+    hot = (normal == normal.amax(-1, keepdim=True)) * ones if normal.numel() and normal.dim() else ones
+    equal = ones * (random.reshape(-1)[0] if normal.numel() else 0.0)
+    kinds = {"zero": zero, "few": among, "random": random, "one-hot": hot, "equal": equal, "ends": ends}
     chosen = kinds.get(kind, random)
     if kind == "rows":
-        rows = torch.randint(0, len(kinds), (*shape[:1], *(1 for _ in shape[1:])), generator=generator)
-        for number, each in enumerate(kinds.values()):
-            chosen = torch.where(rows == number, each, chosen)
+        rows = (*shape[:-1], 1) if normal[..., :1].numel() >= len(kinds) else shape
+        places = torch.randperm(torch.Size(rows).numel(), generator=generator).reshape(rows) % len(kinds)
+        for place, each in enumerate(kinds.values()):
+            chosen = torch.where(places == place, each, chosen)
     if low is not None:
         chosen = chosen.clamp(min=low)
-    return chosen if high is None else chosen.clamp(max=high - 1e-6 * (1.0 if low is None else high - low))
+    return chosen if high is None else chosen.clamp(max=high - 1e-6 * (high - low if bounded else 1.0))
 
 
 def mixed_whole(
@@ -46,18 +46,19 @@ def mixed_whole(
     ends = torch.where(torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5, low, high - 1)
     each = ((torch.randperm(random.numel(), generator=generator) % (high - low)) + low).reshape(shape)
     equal = torch.full(shape, int(torch.randint(low, high, (), generator=generator)))
-    kinds = {"random": random, "few": among, "ends": ends, "each": each, "equal": equal}
+    kinds = {"few": among, "ends": ends, "random": random, "each": each, "equal": equal}
     chosen = kinds.get(kind, random)
     if kind == "rows":
-        rows = torch.randint(0, 4, (*shape[:1], *(1 for _ in shape[1:])), generator=generator)
-        for number, numbers in enumerate((among, ends, each)):
-            chosen = torch.where(rows == number, numbers, chosen)
+        places = torch.randperm(random.numel(), generator=generator).reshape(shape) % 4
+        for place, numbers in enumerate((among, ends, each)):
+            chosen = torch.where(places == place, numbers, chosen)
     return chosen
 
 
 def mixed_truth(shape: tuple[int, ...], kind: str, *, generator: torch.Generator) -> torch.Tensor:
+    """Truth values."""
     random = torch.rand(shape, generator=generator, dtype=torch.float64)
     hot = random == (random.amax(-1, keepdim=True) if random.numel() and random.dim() else random)
-    rows = torch.randint(0, 3, (*shape[:1], *(1 for _ in shape[1:])), generator=generator)
+    rows = torch.randint(0, 3, (*shape[:-1], 1) if shape else (), generator=generator)
     by_row = torch.where(rows == 0, random < 0.5, rows == 1)
     return {"true": random >= 0, "false": random < 0, "one-hot": hot}.get(kind, by_row).clone()

@@ -95,7 +95,8 @@ def reference(whole: torch.Tensor, moved: torch.Tensor, largest_input: float, ro
 
 def rounding_of(values: list[torch.Tensor]) -> float:
     """What summing these may add to the rounding."""
-    sizes = [value.abs().to(torch.float64).nan_to_num(0.0, 0.0, 0.0) for value in values if value.numel()]
+    real = [value for value in values if value.numel() and is_real(value)]
+    sizes = [value.abs().to(torch.float64).nan_to_num(0.0, 0.0, 0.0) for value in real]
     return _OF_LARGEST * max((float(size.max()) for size in sizes), default=0.0)
 
 
