@@ -28,14 +28,15 @@ _UNITS = 2  # in the last place, by which results are moved, at most
 _ORDERS = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode"}
 # Results that have no number which their operands do not have, up to its sign: nothing is rounded. Views are such, too.
 _EXACT = {
-    "clone", "_to_copy", "copy", "copy_", "cat", "stack", "slice_scatter", "select_scatter", "where", "masked_fill", "gather",
-    "index", "index_select", "embedding", "sort", "topk", "max", "min", "amax", "amin", "maximum", "minimum", "clamp", "clamp_min",
-    "clamp_max", "relu", "abs", "neg", "sign", "sgn", "floor", "ceil", "round", "trunc", "zeros", "ones", "full", "arange",
-    "repeat", "flip", "roll", "tril", "triu", "threshold_backward", "constant_pad_nd", "masked_scatter", "scatter", "kthvalue",
-    "median", "nanmedian", "mode", "_unsafe_view", "diagonal_scatter", "as_strided_scatter", "zeros_like", "ones_like", "full_like",
-    "fill", "empty", "empty_like", "new_zeros", "new_ones", "new_full", "max_pool2d_with_indices", "nan_to_num", "unfold", "eye",
-    "scalar_tensor", "cummax", "cummin", "index_copy", "take", "hardtanh", "fmax", "fmin", "max_pool2d_with_indices_backward",
-    "diag_embed", "embedding_renorm", "lift_fresh_copy", "rot90", "tile", "hardtanh_backward",
+    "clone", "_to_copy", "copy", "copy_", "cat", "stack", "slice_scatter", "select_scatter", "where", "masked_fill",
+    "gather", "index", "index_select", "embedding", "sort", "topk", "max", "min", "amax", "amin", "maximum", "minimum",
+    "clamp", "clamp_min", "clamp_max", "relu", "abs", "neg", "sign", "sgn", "floor", "ceil", "round", "trunc", "zeros",
+    "ones", "full", "arange", "repeat", "flip", "roll", "tril", "triu", "threshold_backward", "constant_pad_nd",
+    "masked_scatter", "scatter", "kthvalue", "median", "nanmedian", "mode", "_unsafe_view", "diagonal_scatter",
+    "as_strided_scatter", "zeros_like", "ones_like", "full_like", "fill", "empty", "empty_like", "new_zeros",
+    "new_ones", "new_full", "max_pool2d_with_indices", "nan_to_num", "unfold", "eye", "scalar_tensor", "cummax",
+    "cummin", "index_copy", "take", "hardtanh", "fmax", "fmin", "max_pool2d_with_indices_backward", "diag_embed",
+    "embedding_renorm", "lift_fresh_copy", "rot90", "tile", "hardtanh_backward",
 }  # fmt: skip
 _COMPARES = {"eq", "ne", "ge", "gt", "le", "lt"}
 _NEAR = 8  # units in the last place: which of two such numbers is larger was decided by rounding
@@ -70,7 +71,11 @@ class Wavering(Forgiving):
         one, other = one.to(torch.float64), other.to(torch.float64)
         near = (one - other).abs() <= _NEAR * torch.finfo(torch.float64).eps * one.abs()
         open_ = near & (one != other)
-        return torch.where(open_, torch.rand(result.shape, generator=self.generator) < 0.5, result) if bool(open_.any()) else result
+        return (
+            torch.where(open_, torch.rand(result.shape, generator=self.generator) < 0.5, result)
+            if bool(open_.any())
+            else result
+        )
 
     def _moved(self, result: torch.Tensor, operands: list[torch.Tensor], numbers: bool, elementwise: bool) -> torch.Tensor:
         units = torch.randint(-_UNITS, _UNITS + 1, result.shape, generator=self.generator)

@@ -166,7 +166,9 @@ def fits_once_reshaped(grid: Grid, placements: Placements, sample: Sample) -> bo
         spans = grid.spans(sample.reference.whole.shape, placements, lane)
         sizes = [high - low for low, high in spans]
         part = sample.reference.at(partial(cut, spans=spans))
-        if tensor.numel() != math.prod(sizes) or not part.fits(tensor.reshape(sizes), _like(slack[lane], tensor).reshape(sizes)):
+        if tensor.numel() != math.prod(sizes) or not part.fits(
+            tensor.reshape(sizes), _like(slack[lane], tensor).reshape(sizes)
+        ):
             return False
     return True
 

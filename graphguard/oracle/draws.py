@@ -139,7 +139,7 @@ class Draw:
 
     def _has(self, number: int) -> bool:
         kind = torch.iinfo(DTYPES[self.dtype])
-        return kind.min <= number <= kind.max
+        return bool(kind.min <= number <= kind.max)
 
     def _whole_bounds(self) -> tuple[int, int]:
         low = None if self.low is None else math.ceil(self.low)

@@ -14,27 +14,36 @@ OF_TRUTH = ("rows", "true", "one-hot", "false")
 
 
 def mixed(
-    shape: tuple[int, ...], low: float | None, high: float | None, few: tuple[float, ...], kind: str, *, generator: torch.Generator
+    shape: tuple[int, ...],
+    low: float | None,
+    high: float | None,
+    few: tuple[float, ...],
+    kind: str,
+    *,
+    generator: torch.Generator,
 ) -> torch.Tensor:
     """Real numbers, `low <= v < high`. few: the numbers that are taken for ties."""
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
     zero, ones = torch.zeros_like(normal), torch.ones_like(normal)
-    bounded = low is not None and high is not None
-    random = low + (high - low) * torch.sigmoid(normal) if bounded else normal
-    ends = torch.where(normal > 0, low * ones, high * ones) if bounded else normal.sign()
+    random, ends, size = normal, normal.sign(), 1.0
+    if low is not None and high is not None:
+        size = high - low
+        random, ends = low + size * torch.sigmoid(normal), torch.where(normal > 0, low * ones, high * ones)
     among = torch.tensor(few, dtype=torch.float64)[torch.randint(0, len(few), shape, generator=generator)]
     hot = (normal == normal.amax(-1, keepdim=True)) * ones if normal.numel() and normal.dim() else ones
     equal = ones * (random.reshape(-1)[0] if normal.numel() else 0.0)
     kinds = {"zero": zero, "few": among, "random": random, "one-hot": hot, "equal": equal, "ends": ends}
     chosen = kinds.get(kind, random)
     if kind == "rows":
-        rows = (*shape[:-1], 1) if normal[..., :1].numel() >= len(kinds) else shape
-        places = torch.randperm(torch.Size(rows).numel(), generator=generator).reshape(rows) % len(kinds)
+        rows = (*shape[:-1], 1) if shape and torch.Size(shape[:-1]).numel() >= len(kinds) else shape
+        count = torch.Size(rows).numel()
+        places = torch.randperm(count, generator=generator) if count != 1 else torch.randint(0, 6, (1,), generator=generator)
+        places = places.reshape(rows) % len(kinds)
         for place, each in enumerate(kinds.values()):
             chosen = torch.where(places == place, each, chosen)
     if low is not None:
         chosen = chosen.clamp(min=low)
-    return chosen if high is None else chosen.clamp(max=high - 1e-6 * (high - low if bounded else 1.0))
+    return chosen if high is None else chosen.clamp(max=high - 1e-6 * size)
 
 
 def mixed_whole(

@@ -302,7 +302,7 @@ def _of(slack: Slack, index: tuple[int, ...]) -> float:
     """What is allowed for at one place."""
     if isinstance(slack, torch.Tensor):
         return float(slack[index]) if _is_inside(slack, index) else 0.0
-    return slack
+    return float(slack)
 
 
 def _number(scalar: torch.Tensor) -> Number:

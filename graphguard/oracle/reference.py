@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -19,7 +20,7 @@ _OF_INPUTS = 1e-12  # to the largest input: what is left where all cancels
 _OF_MOVED = 1e3  # times the distance that the nudge makes: inputs nudged by 1e-10 allow for 1e-7
 _OF_MEANS = 1e-6  # from a whole number
 Move = Callable[[torch.Tensor], torch.Tensor]
-Slack = float | torch.Tensor
+Slack: TypeAlias = float | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def rounding_of(values: list[torch.Tensor]) -> float:
 
 def is_real(tensor: torch.Tensor) -> bool:
     """Whether it has numbers that rounding may move."""
-    return tensor.is_floating_point() or tensor.is_complex()
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -30,7 +30,9 @@ _REDUCED: dict[str, Callable[[list[str]], str]] = {
 }
 
 
-_MIXTURES = {each.__name__: f"\n{inspect.getsource(each)}" for each in (mixture.mixed, mixture.mixed_whole, mixture.mixed_truth)}
+_MIXTURES = {
+    each.__name__: f"\n{inspect.getsource(each)}" for each in (mixture.mixed, mixture.mixed_whole, mixture.mixed_truth)
+}
 
 
 def script_of(

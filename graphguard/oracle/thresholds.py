@@ -46,7 +46,11 @@ def _numbers(node: Node) -> Iterator[float]:
 
 
 def _only_moves(node: Node) -> bool:
-    return not node.communicates and node.op.startswith("aten.") and (_name(node) in _COPIES or Kernels.function(node.op)[1].is_view)
+    return (
+        not node.communicates
+        and node.op.startswith("aten.")
+        and (_name(node) in _COPIES or Kernels.function(node.op)[1].is_view)
+    )
 
 
 def _name(node: Node) -> str:

@@ -103,9 +103,10 @@ class Watched(Kernels):
         if is_custom(function) and not operator.random:
             again = super().run(node, lookup)
             if any(not _are_equal(one, other) for one, other in zip(results, again, strict=True)):
+                name = node.op.removesuffix(".default")
                 raise UnsteadyError(
-                    f"{node.op.removesuffix('.default')} at {node.source} gives other numbers when it is run again on equal operands; "
-                    "nothing can be said of a program that changes from run to run, so make the operator a function of its operands"
+                    f"{name} at {node.source} gives other numbers when it is run again on equal operands; nothing can be said "
+                    "of a program that changes from run to run, so make the operator a function of its operands"
                 )
 
 
@@ -212,7 +213,7 @@ def _random_outputs(sequential: Graph, inputs: Tensors, alone: Run) -> set[str]:
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.nan_to_num().equal(other.nan_to_num())
+    return bool(one.nan_to_num().equal(other.nan_to_num()))
 
 
 def draws_numbers(graph: Graph) -> bool:

@@ -207,7 +207,7 @@ def test_a_sequential_program_that_raises_is_given_numbers_for_which_it_does_not
 
 
 # ---------------------------------------------------------------------- rounding, overflow, and order decide nothing
-I = {"x": gg.Input((8,)), "y": gg.Input((8,)), "i": gg.Input((8,), dtype=torch.int64, low=0, high=50)}
+BOTH = {"x": gg.Input((8,)), "y": gg.Input((8,)), "i": gg.Input((8,), dtype=torch.int64, low=0, high=50)}
 EQUAL = {
     "variance": (lambda x, y, i: (x + 1e6).var(correction=0), lambda x, y, i: ((x + 1e6) ** 2).mean() - (x + 1e6).mean() ** 2),
     "floor": (lambda x, y, i: torch.floor(i.float()), lambda x, y, i: torch.floor(i.float() / 49 * 49)),
@@ -223,7 +223,7 @@ EQUAL = {
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_what_is_equal_over_the_reals_is_not_refuted(name):
-    assert verdict(*EQUAL[name], I) in ("verified", "unproven")
+    assert verdict(*EQUAL[name], BOTH) in ("verified", "unproven")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_what_is_equal_over_the_reals_is_not_refuted(name):
     ],
 )
 def test_a_difference_beyond_rounding_is_refuted(distributed):
-    assert verdict(EQUAL["variance"][0], distributed, I) == "refuted"
+    assert verdict(EQUAL["variance"][0], distributed, BOTH) == "refuted"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_difference_beyond_rounding_is_refuted(distributed):
     ],
 )
 def test_a_wrong_program_does_not_hide_behind_rounding(name, distributed):
-    assert verdict(EQUAL[name][0], distributed, I) == "refuted"
+    assert verdict(EQUAL[name][0], distributed, BOTH) == "refuted"
 
 
 def test_a_division_by_zero_is_no_overflow():
@@ -273,8 +273,8 @@ def test_an_operator_that_changes_from_run_to_run_is_an_error():
     with pytest.raises(gg.GraphGuardError) as caught:
         judged(lambda x: noisy(x), lambda x: noisy(x), inputs)
     assert str(caught.value).startswith("gg_oracle.noisy at ") and str(caught.value).endswith(
-        " gives other numbers when it is run again on equal operands; nothing can be said of a program that changes from run to "
-        "run, so make the operator a function of its operands"
+        " gives other numbers when it is run again on equal operands; nothing can be said of a program that changes from run "
+        "to run, so make the operator a function of its operands"
     )
     with pytest.raises(gg.GraphGuardError, match="gives other numbers"):
         judged(lambda x: x, lambda x: noisy(x), inputs)  # on the ranks alone
