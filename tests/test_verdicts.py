@@ -469,8 +469,8 @@ def test_what_takes_too_long_has_fewer_trials_or_none(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"trials": -1}, "trials= is -1; write how often both programs are executed, 0 for not at all"),
-        ({"trials": 1.5}, "trials= is 1.5; write how often both programs are executed, 0 for not at all"),
+        ({"trials": -1}, "trials= is -1; write how often both programs are executed, 0 to take a proof as it is"),
+        ({"trials": 1.5}, "trials= is 1.5; write how often both programs are executed, 0 to take a proof as it is"),
         ({"seed": -3}, "seed= is -3; write a whole number from 0 on"),
         ({"seed": "x"}, "seed= is 'x'; write a whole number from 0 on"),
     ],

@@ -286,7 +286,8 @@ class _Judging:
             if not unsure:
                 return outcomes, [path for path in where if path in self.proved]
             for trial in unsure.values():
-                look_again(self.programs, trial, again.NEXT if trial.looks else again.FIRST)
+                runs = again.NEXT if trial.looks else again.FIRST
+                look_again(self.programs, trial, min(runs, max(1, self.looks - trial.looks)))
 
     def _may_be_rounding(self, trial: Trial, path: str) -> bool:
         """Whether it was not looked at again, or not often enough for numbers that move."""
