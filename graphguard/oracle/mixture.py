@@ -5,6 +5,8 @@ The functions need torch alone, and no default dtype: a counterexample's script 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 # What one input may be in a mixture: "rows" is some of each, along its first dim.
@@ -23,24 +25,29 @@ def mixed(
     generator: torch.Generator,
 ) -> torch.Tensor:
     """Real numbers, `low <= v < high`. few: the numbers that are taken for ties."""
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-    zero, ones = torch.zeros_like(normal), torch.ones_like(normal)
-    random, ends, size = normal, normal.sign(), 1.0
+    random = torch.randn(shape, generator=generator, dtype=torch.float64)
+    among = torch.tensor(few, dtype=torch.float64)
+    start, size = None, 1.0
     if low is not None and high is not None:
-        size = high - low
-        random, ends = low + size * torch.sigmoid(normal), torch.where(normal > 0, low * ones, high * ones)
-    among = torch.tensor(few, dtype=torch.float64)[torch.randint(0, len(few), shape, generator=generator)]
-    hot = (normal == normal.amax(-1, keepdim=True)) * ones if normal.numel() and normal.dim() else ones
-    equal = ones * (random.reshape(-1)[0] if normal.numel() else 0.0)
-    kinds = {"zero": zero, "few": among, "random": random, "one-hot": hot, "equal": equal, "ends": ends}
-    chosen = kinds.get(kind, random)
+        start, size = low, high - low
+        random = low + size * torch.sigmoid(random)
+    kinds: dict[str, Callable[[], torch.Tensor]] = {
+        "zero": lambda: torch.zeros_like(random),
+        "few": lambda: among[torch.randint(0, len(few), shape, generator=generator)],
+        "random": lambda: random,
+        "one-hot": lambda: (random == (random.amax(-1, keepdim=True) if shape and random.numel() else random)).to(random.dtype),
+        "equal": lambda: torch.full_like(random, float(random.reshape(-1)[0]) if random.numel() else 0.0),
+        "ends": lambda: (
+            random.sign() if start is None else start + size * torch.randint(0, 2, shape, generator=generator).double()
+        ),
+    }
+    chosen = kinds.get(kind, kinds["random"])()
     if kind == "rows":
         rows = (*shape[:-1], 1) if shape and torch.Size(shape[:-1]).numel() >= len(kinds) else shape
         count = torch.Size(rows).numel()
         places = torch.randperm(count, generator=generator) if count != 1 else torch.randint(0, 6, (1,), generator=generator)
-        places = places.reshape(rows) % len(kinds)
-        for place, each in enumerate(kinds.values()):
-            chosen = torch.where(places == place, each, chosen)
+        for place, make in enumerate(kinds.values()):
+            chosen = torch.where(places.reshape(rows) % len(kinds) == place, make(), chosen)
     if low is not None:
         chosen = chosen.clamp(min=low)
     return chosen if high is None else chosen.clamp(max=high - 1e-6 * size)
