@@ -101,7 +101,7 @@ def verify(
     outputs: the relation that an output is expected to have, `{path: placement}`, `{path: {axis: placement}}` or
         `{path: fn(full, coord)}`; an output that is not listed may have any.
     lemmas: what `gg.lemma` returned, for this check alone.
-    trials: how often both programs are executed, 3 if left out; 0 for not at all.
+    trials: how often both programs are executed, 3 if left out; 0 if a proof is not to be looked at: without one, it is 3.
     seed: of the first trial's inputs.
     """
     return _run(Job(_functions(sequential, distributed, mesh, inputs, local_inputs), outputs, None, lemmas, trials, seed))
@@ -318,7 +318,7 @@ def _check(job: Job) -> None:
         raise UsageError(f"outputs= is {type(job.outputs).__name__}; write {{path: placement}}")
     by_operator(job.lemmas)
     if job.trials is not None and (not isinstance(job.trials, int) or isinstance(job.trials, bool) or job.trials < 0):
-        raise UsageError(f"trials= is {job.trials!r}; write how often both programs are executed, 0 for not at all")
+        raise UsageError(f"trials= is {job.trials!r}; write how often both programs are executed, 0 to take a proof as it is")
     if not isinstance(job.seed, int) or isinstance(job.seed, bool) or not 0 <= job.seed < 2**62:
         raise UsageError(f"seed= is {job.seed!r}; write a whole number from 0 on")
 

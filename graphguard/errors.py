@@ -69,5 +69,9 @@ class ReplayError(GraphGuardError):
     """A graph cannot be executed as asked."""
 
 
+class UnsteadyError(ReplayError):
+    """An operator of the user's own is no function of its operands, which every verdict takes it for."""
+
+
 class InternalError(GraphGuardError):
     """A defect of GraphGuard itself; the message asks for a report."""

@@ -11,7 +11,7 @@ from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.imaginary import complex_add, complex_div, complex_mul
 from graphguard.lemmas.registry import Call, row
-from graphguard.lemmas.whole import bounded, span_of
+from graphguard.lemmas.whole import are_whole, bounded, span_of
 
 
 @row("aten.clone.default", means="x", complex=True)
@@ -21,6 +21,8 @@ def same(c: Call, x: Value, **_: Any) -> Value:
 
 @row("aten._to_copy.default", means="x; whole numbers for floats that become integers, 0 or 1 for booleans", complex=True)
 def cast(c: Call, x: Value, **_: Any) -> Value:
+    if c.result_dtype == "int64" and c.dtype(0).startswith(("float", "bfloat")) and are_whole(c.table, x):
+        return x
     return c.cast(x, c.dtype(0), c.result_dtype)
 
 
@@ -176,6 +178,8 @@ _UNARY = (
 @row(*(f"aten.{name}.default" for name in _UNARY), means="a function of each element, of which nothing more is known")
 def unary(c: Call, x: Value) -> Value:
     name = c.node.op.split(".")[1].removesuffix("_")
+    if name in ("floor", "ceil", "round", "trunc") and are_whole(c.table, x):
+        return x
     return c.fn("sign" if name == "sgn" else name, x)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from graphguard.engine.lane import varies
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.registry import Call, row
+from graphguard.lemmas.whole import are_whole
 
 
 def _comparison(name: str) -> None:
@@ -15,7 +16,8 @@ def _comparison(name: str) -> None:
         whole = c.is_whole(0) and (varies(b) or c.is_whole(1))
         if not whole and c.is_whole(0) and isinstance(b, float) and b.is_integer():
             whole, b = True, int(b)
-        return c.compare(name, c.value(a), c.value(b), whole=whole)
+        a, b = c.value(a), c.value(b)
+        return c.compare(name, a, b, whole=whole or (are_whole(c.table, a) and are_whole(c.table, b)))
 
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):

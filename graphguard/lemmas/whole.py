@@ -102,6 +102,11 @@ def span_of(table: Table, value: Value) -> Span | None:
     return collapse(ends[:, 0]), collapse(ends[:, 1])
 
 
+def are_whole(table: Table, value: Value) -> bool:
+    """Whether all elements are known to be whole numbers, whatever their dtype: sums of products of such as have a range."""
+    return span_of(table, value) is not None
+
+
 def _span_of_pieces(table: Table, value: Value) -> Span | None:
     low: Lane | None = None
     high: Lane | None = None

@@ -17,7 +17,7 @@ import torch
 from graphguard.engine.relate import Held
 from graphguard.engine.show import relation_of
 from graphguard.oracle.grid import Grid, Placements, Spans, cut
-from graphguard.oracle.reference import Reference, rounding_of
+from graphguard.oracle.reference import Reference, Slack, rounding_of
 
 _LEAST_PLACES, _MOST_COMPARED = 64, 4_000_000  # at which a tile is tried; elements that are compared for one tensor
 _MOST_DIMS = 4  # whose orders are tried
@@ -27,10 +27,21 @@ _SHOWN = 4  # ranks in a text
 
 @dataclass(frozen=True)
 class Sample:
-    """One output of one trial: the sequential value, and the ranks' tensors by lane of the grid."""
+    """One output of one trial: the sequential value, and the ranks' tensors by lane of the grid.
+
+    unsure: by lane and element, how far another run on the same inputs was away; empty where there was none.
+    """
 
     reference: Reference
     tensors: list[torch.Tensor]
+    unsure: Sequence[torch.Tensor] = ()
+
+    def slack(self, grid: Grid, placements: Placements) -> Sequence[Slack]:
+        """By lane, what rounding may do to the tensors as placements reduce them."""
+        summed = tuple("Partial(sum)" if each.startswith("Partial(") else each for each in placements)
+        rounding = rounding_of(self.tensors) if "Partial(sum)" in summed else 0.0
+        unsure = grid.reduced(list(self.unsure), summed) if self.unsure else None
+        return [rounding] * len(self.tensors) if unsure is None else [rounding + each for each in unsure]
 
 
 @dataclass(frozen=True)
@@ -51,13 +62,12 @@ def worst(grid: Grid, placements: Placements, sample: Sample) -> float:
     """How many times the tolerance the ranks' tensors are away from what placements say."""
     shape = sample.reference.whole.shape
     tensors = sample.tensors
-    sums = has_sums(placements)
-    if sums:
+    if has_sums(placements):
         reduced = grid.reduced(tensors, placements)
         if reduced is None:
             return math.inf
         tensors = reduced
-    slack = rounding_of(sample.tensors) if sums else 0.0
+    slack = sample.slack(grid, placements)
     largest = 0.0
     for lane, tensor in enumerate(tensors):
         spans = grid.spans(shape, placements, lane)
@@ -65,7 +75,7 @@ def worst(grid: Grid, placements: Placements, sample: Sample) -> float:
             return math.inf
         if tensor.numel():
             part = sample.reference.at(lambda t, spans=spans: cut(t, spans))  # type: ignore[misc]
-            largest = max(largest, float(part.excess(tensor, slack).max()))
+            largest = max(largest, float(part.excess(tensor, slack[lane]).max()))
         if largest == math.inf:
             break
     return largest
@@ -165,11 +175,14 @@ def reshaped(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
 
 
 def fits_once_reshaped(grid: Grid, placements: Placements, sample: Sample) -> bool:
+    slack = sample.slack(grid, placements)
     for lane, tensor in enumerate(sample.tensors):
         spans = grid.spans(sample.reference.whole.shape, placements, lane)
         sizes = [high - low for low, high in spans]
         part = sample.reference.at(partial(cut, spans=spans))
-        if tensor.numel() != math.prod(sizes) or not part.fits(tensor.reshape(sizes)):
+        if tensor.numel() != math.prod(sizes) or not part.fits(
+            tensor.reshape(sizes), _like(slack[lane], tensor).reshape(sizes)
+        ):
             return False
     return True
 
@@ -217,7 +230,7 @@ def scattered(path: str, grid: Grid, samples: Sequence[Sample], sums: bool = Tru
         reduced = [grid.reduced(sample.tensors, placements) for sample in samples]
         if None in reduced or are_shares(grid, placements, samples):
             continue
-        slack = [rounding_of(sample.tensors) if any(summed) else 0.0 for sample in samples]
+        slack = [sample.slack(grid, placements) for sample in samples]
         words = _cover([sample.reference for sample in samples], reduced, slack)  # type: ignore[arg-type]
         if words is not None:
             axes = [name for name, chosen in zip(grid.mesh.names, summed, strict=True) if chosen]
@@ -225,12 +238,15 @@ def scattered(path: str, grid: Grid, samples: Sequence[Sample], sums: bool = Tru
     return None
 
 
-def _cover(references: Sequence[Reference], reduced: Sequence[list[torch.Tensor]], slack: Sequence[float]) -> list[str] | None:
+def _cover(
+    references: Sequence[Reference], reduced: Sequence[list[torch.Tensor]], slack: Sequence[Sequence[Slack]]
+) -> list[str] | None:
     """For each lane, which part of the output it is; None if one is no part, or if they leave something out."""
     covered = torch.zeros(references[0].whole.shape, dtype=torch.bool)
     words = []
     for lane in range(len(reduced[0])):
-        place = _place(references, [tensors[lane] for tensors in reduced], slack)
+        held = [tensors[lane] for tensors in reduced]
+        place = _place(references, held, [_like(each[lane], t) for each, t in zip(slack, held, strict=True)])
         if place is None:
             return None
         marks, text = place
@@ -240,7 +256,7 @@ def _cover(references: Sequence[Reference], reduced: Sequence[list[torch.Tensor]
 
 
 def _place(
-    references: Sequence[Reference], tensors: Sequence[torch.Tensor], slack: Sequence[float]
+    references: Sequence[Reference], tensors: Sequence[torch.Tensor], slack: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, str] | None:
     """Where in the output a tensor lies: marks on the output, and words that follow its name."""
     whole, tensor = references[0].whole, tensors[0]
@@ -249,26 +265,31 @@ def _place(
         return marks, "[nothing]"
     starts = _starts(references[0], tensor, slack[0])
     for order in _orders(tensor, whole) if starts else ():
-        turned = [t.permute(order) for t in tensors]
+        turned, room = [t.permute(order) for t in tensors], [s.permute(order) for s in slack]
         for spans in _with_room(starts, turned[0].shape, whole.shape):
             parts = [reference.at(lambda t, spans=spans: cut(t, spans)) for reference in references]  # type: ignore[misc]
-            if all(part.fits(t, s) for part, t, s in zip(parts, turned, slack, strict=True)):
+            if all(part.fits(t, s) for part, t, s in zip(parts, turned, room, strict=True)):
                 cut(marks, spans).fill_(True)
                 return marks, _tile_text(spans, whole.shape, order)
     flat = [reference.at(lambda t: t.reshape(-1)) for reference in references]
-    turned = [t.reshape(-1) for t in tensors]
+    turned, room = [t.reshape(-1) for t in tensors], [s.reshape(-1) for s in slack]
     for spans in _with_room(starts, turned[0].shape, flat[0].whole.shape):
         parts = [reference.at(lambda t, spans=spans: cut(t, spans)) for reference in flat]  # type: ignore[misc]
-        if all(part.fits(t, s) for part, t, s in zip(parts, turned, slack, strict=True)):
+        if all(part.fits(t, s) for part, t, s in zip(parts, turned, room, strict=True)):
             cut(marks.reshape(-1), spans).fill_(True)
             return marks, f".reshape(-1)[{spans[0][0]}:{spans[0][1]}], reshaped"
     return None
 
 
-def _starts(reference: Reference, tensor: torch.Tensor, slack: float) -> list[int]:
+def _like(slack: Slack, tensor: torch.Tensor) -> torch.Tensor:
+    """By element of a tensor."""
+    return torch.as_tensor(slack, dtype=torch.float64).expand(tensor.shape)
+
+
+def _starts(reference: Reference, tensor: torch.Tensor, slack: torch.Tensor) -> list[int]:
     """Where the first element of a tensor occurs in the output, row-major."""
     flat = reference.at(lambda t: t.reshape(-1))
-    near = flat.excess(tensor.reshape(-1)[:1].expand(flat.whole.shape), slack) <= 1
+    near = flat.excess(tensor.reshape(-1)[:1].expand(flat.whole.shape), slack.reshape(-1)[0]) <= 1
     most = max(_LEAST_PLACES, _MOST_COMPARED // max(1, tensor.numel()))
     return [int(place) for place in near.nonzero().reshape(-1)[:most]]
 

@@ -1,4 +1,4 @@
-"""Random inputs: how each is drawn, as a tensor and as the line of a script that draws the same."""
+"""How each input is drawn, as a tensor and as the line of a script that draws the same."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ import torch
 
 from graphguard.aten.operators import DTYPES
 from graphguard.ir import Graph, Value
+from graphguard.oracle.mixture import OF_REALS, OF_TRUTH, OF_WHOLE, mixed, mixed_truth, mixed_whole
 
 Bound = float | int | None
 Ranges = Mapping[str, tuple[Bound, Bound]]
 _UNBOUNDED = 8  # integers that nothing bounds are drawn from as far below zero and above it
+_FAR = 1000  # the same, in a mixture, where their dtype has more
+_FEW = (-2.0, -1.0, -0.5, 0.0, 1.0, 2.0)  # numbers among which there are ties
 
 
 class Regime(NamedTuple):
-    """What floats without bounds look like: their size, and whether they are positive."""
+    """What inputs look like. scale, positive: of floats without bounds.
+
+    mixture: None for random numbers; else which of the mixtures of zeros, ties and ends of ranges. The first has some of each
+    in every input, the others one of them for each.
+    """
 
     scale: float
     positive: bool = False
+    mixture: int | None = None
 
 
-REGIMES = (Regime(1.0), Regime(0.25), Regime(1.0, positive=True), Regime(3.0))
+REGIMES = (Regime(1.0), Regime(1.0, mixture=0), Regime(1.0, positive=True), Regime(0.25), Regime(3.0))
 
 
 class Given(Protocol):
@@ -36,18 +44,22 @@ class Given(Protocol):
 
 @dataclass(frozen=True)
 class Draw:
-    """One input. `low <= v < high`; None is no bound."""
+    """One input. `low <= v < high`; None is no bound. kind: of a mixture. special: numbers at which the programs may turn."""
 
     shape: tuple[int, ...]
     dtype: str
     low: Bound
     high: Bound
     regime: Regime
+    kind: str | None = None
+    special: tuple[float, ...] = ()
 
     def tensor(self, generator: torch.Generator) -> torch.Tensor:
         kind = DTYPES[self.dtype]
+        if self.kind is not None:
+            return self._mixed(self.kind, generator)
         if kind == torch.bool:
-            return torch.rand(self.shape, generator=generator) < 0.5
+            return torch.rand(self.shape, generator=generator, dtype=torch.float64) < 0.5
         if not (kind.is_floating_point or kind.is_complex):
             low, high = self._whole_bounds()
             return torch.randint(low, high, self.shape, generator=generator).to(kind)
@@ -68,8 +80,10 @@ class Draw:
     def code(self) -> str:
         """The expression that gives the same tensor, with the generator named `g`."""
         kind = DTYPES[self.dtype]
+        if self.kind is not None:
+            return self._mixed_code(self.kind)
         if kind == torch.bool:
-            return f"torch.rand({self.shape}, generator=g) < 0.5"
+            return f"torch.rand({self.shape}, generator=g, dtype=torch.float64) < 0.5"
         if not (kind.is_floating_point or kind.is_complex):
             low, high = self._whole_bounds()
             return f"torch.randint({low}, {high}, {self.shape}, generator=g).to({kind})"
@@ -85,28 +99,81 @@ class Draw:
             return f"{self.high!r} - ({normal}).abs() - 1e-6"
         return f"({normal}).abs() + 0.01" if self.regime.positive else normal
 
+    # ------------------------------------------------------------------ mixtures
+    def _mixed(self, chosen: str, generator: torch.Generator) -> torch.Tensor:
+        kind = DTYPES[self.dtype]
+        if kind == torch.bool:
+            return mixed_truth(self.shape, chosen, generator=generator)
+        if not (kind.is_floating_point or kind.is_complex):
+            return mixed_whole(self.shape, *self._whole_bounds(), self._few_whole(), chosen, generator=generator).to(kind)
+        numbers = mixed(self.shape, self.low, self.high, self._few(), chosen, generator=generator)
+        if kind.is_complex:
+            return torch.complex(numbers, mixed(self.shape, None, None, self._few(), "rows", generator=generator))
+        return numbers.abs().clamp(min=0.01) if self._is_positive() else numbers
+
+    def _mixed_code(self, chosen: str) -> str:
+        kind = DTYPES[self.dtype]
+        if kind == torch.bool:
+            return f"mixed_truth({self.shape}, {chosen!r}, generator=g)"
+        if not (kind.is_floating_point or kind.is_complex):
+            low, high = self._whole_bounds()
+            return f"mixed_whole({self.shape}, {low}, {high}, {self._few_whole()}, {chosen!r}, generator=g).to({kind})"
+        numbers = f"mixed({self.shape}, {self.low!r}, {self.high!r}, {self._few()}, {chosen!r}, generator=g)"
+        if kind.is_complex:
+            return f"torch.complex({numbers}, mixed({self.shape}, None, None, {self._few()}, 'rows', generator=g))"
+        return f"{numbers}.abs().clamp(min=0.01)" if self._is_positive() else numbers
+
+    def _is_positive(self) -> bool:
+        return self.regime.positive and self.low is None and self.high is None
+
+    def _few(self) -> tuple[float, ...]:
+        return (*_FEW, *self.special)
+
+    def _few_whole(self) -> tuple[int, ...]:
+        """Zero and one, if they are allowed, and the numbers at which the programs may turn."""
+        low, high = self._whole_bounds()
+        special = [int(each) for each in self.special if float(each).is_integer() and self._has(int(each))]
+        return (*(each for each in (0, 1) if low <= each < high), *special) or (low,)
+
+    def _has(self, number: int) -> bool:
+        kind = torch.iinfo(DTYPES[self.dtype])
+        return bool(kind.min <= number <= kind.max)
+
     def _whole_bounds(self) -> tuple[int, int]:
         low = None if self.low is None else math.ceil(self.low)
         high = None if self.high is None else math.ceil(self.high)
+        kind = torch.iinfo(DTYPES[self.dtype])
+        far = _UNBOUNDED if self.kind is None else _FAR
         if low is None and high is None:
-            unsigned = DTYPES[self.dtype] in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-            low, high = 0 if unsigned else -_UNBOUNDED, _UNBOUNDED
+            low, high = max(-far, kind.min), min(far, kind.max + 1)
         elif low is None:
             assert high is not None
-            low = high - 2 * _UNBOUNDED
+            low = max(high - 2 * far, kind.min)
         elif high is None:
-            high = low + 2 * _UNBOUNDED
+            high = min(low + 2 * far, kind.max + 1)
         return low, max(high, low + 1)
 
 
-def draws_of(sequential: Graph, ranges: Ranges, regime: Regime) -> dict[str, Draw]:
+def draws_of(sequential: Graph, ranges: Ranges, regime: Regime, special: Mapping[str, tuple[float, ...]]) -> dict[str, Draw]:
     """How each sequential input is drawn, in the order of the inputs."""
-    return {name: _draw(value, ranges.get(name, (None, None)), regime) for name, value in sequential.inputs.items()}
+    return {
+        name: _draw(value, ranges.get(name, (None, None)), regime, place, special.get(name, ()))
+        for place, (name, value) in enumerate(sequential.inputs.items())
+    }
 
 
-def _draw(value: Value, bounds: tuple[Bound, Bound], regime: Regime) -> Draw:
+def _draw(value: Value, bounds: tuple[Bound, Bound], regime: Regime, place: int, special: tuple[float, ...]) -> Draw:
     low, high = (bound if bound is not None and math.isfinite(bound) else None for bound in bounds)
-    return Draw(value.shape, value.dtype, low, high, regime)
+    kind = None if regime.mixture is None else _kind(value, regime.mixture, place)
+    return Draw(value.shape, value.dtype, low, high, regime, kind, special if kind is not None else ())
+
+
+def _kind(value: Value, mixture: int, place: int) -> str:
+    """The first mixture has some of each; in the others the inputs take turns."""
+    if mixture == 0:
+        return "rows"
+    kinds = OF_TRUTH if value.dtype == "bool" else OF_WHOLE if _is_whole(value) else OF_REALS
+    return kinds[(mixture + place) % len(kinds)]
 
 
 def drawn(draws: Mapping[str, Given], seed: int) -> dict[str, torch.Tensor]:
@@ -130,4 +197,10 @@ def _is_whole(value: Value) -> bool:
 
 
 def regimes(trials: int) -> Sequence[Regime]:
-    return [REGIMES[number % len(REGIMES)] for number in range(trials)]
+    """Random numbers first, then a mixture, and so on; no mixture is the same as another."""
+    every = [REGIMES[number % len(REGIMES)] for number in range(trials)]
+    rounds = [number // len(REGIMES) for number in range(trials)]
+    return [
+        regime if regime.mixture is None else regime._replace(mixture=number)
+        for regime, number in zip(every, rounds, strict=True)
+    ]

@@ -16,7 +16,7 @@ Placements = tuple[str, ...]  # one per axis: "Replicate", "Shard(1)", "Partial(
 Spans = tuple[tuple[int, int], ...]  # by dim, where a tile begins and ends
 _REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
     "sum": lambda tensors: fold(torch.add, tensors),
-    "avg": lambda tensors: fold(torch.add, tensors) / len(tensors),
+    "avg": lambda tensors: _total(tensors) / len(tensors),
     "max": lambda tensors: fold(torch.maximum, tensors),
     "min": lambda tensors: fold(torch.minimum, tensors),
 }
@@ -71,6 +71,12 @@ class Grid:
                     return None
                 tensors = [_REDUCTIONS[placement[8:-1]](group) for group in groups]
         return tensors
+
+
+def _total(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Of narrow whole numbers, too, which would wrap."""
+    real = tensors[0].is_floating_point() or tensors[0].is_complex()
+    return fold(torch.add, tensors if real else [tensor.to(torch.float64) for tensor in tensors])
 
 
 def grid_of(mesh: Mesh, ranks: Sequence[int]) -> Grid | None:

@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 from graphguard.counterexample import Counterexample
 from graphguard.engine.proof import Relation
-from graphguard.errors import ReplayError
+from graphguard.errors import ReplayError, UnsteadyError
 from graphguard.expectation import Expectation
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint
 from graphguard.lines import OwnLines, helpers_of
-from graphguard.oracle import draws
+from graphguard.oracle import again, draws
+from graphguard.oracle.again import look_again
 from graphguard.oracle.budget import affordable, cost
 from graphguard.oracle.draws import Given, Ranges, Regime
-from graphguard.oracle.indexed import Indexed, indexed
+from graphguard.oracle.indexed import indexed
 from graphguard.oracle.mend import Mend, mends_of
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
@@ -32,13 +33,17 @@ from graphguard.oracle.shrinking import Difference, shrunk
 from graphguard.oracle.shrunk import Shrunk
 from graphguard.oracle.slice import Programs, sliced
 from graphguard.oracle.suspects import Suspects, suspects_of
+from graphguard.oracle.thresholds import Thresholds, thresholds
 from graphguard.oracle.trial import Trial, UndefinedError, execute
 from graphguard.oracle.watch import Tell, Watch
 from graphguard.oracle.way import Way, way_of
 
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
-_OTHER_SCALES = (Regime(8.0), Regime(0.125), Regime(64.0))  # where there is no proof and no difference: clips may be inactive
+_OTHERS = (  # where there is no proof and no difference: clips may be inactive, and ties or zeros may matter
+    *(Regime(1.0, mixture=number) for number in range(1, 5)),
+    *(Regime(8.0), Regime(0.125), Regime(64.0), Regime(1.0, positive=True, mixture=6)),
+)
 _SECONDS_TO_SHRINK, _PER_RUN = 0.25, 5e-3  # a counterexample, as estimated, and what any run takes
 _MOST_HINTS = 16  # outputs that are looked at for what was meant
 _MOST_PARTS = 64  # outputs that are looked at one by one, where all are too many
@@ -109,16 +114,17 @@ def judge(
 
     no_parts: outputs that are known to be sums over ranks of what are no parts, which numbers alone may not show, and the kind
         of finding that says so.
+    trials: how often, at first; 0 if what is proved is not to be looked at. What is not proved always is.
     small: whether time is spent on making a counterexample small.
     progress: told how many operations of how many were run, where that takes longer than a second.
     """
     begun = time.perf_counter()
     if joint.findings:
         return Judgement(skipped="the ranks' communication does not fit together")
-    if trials == 0:
+    if trials == 0 and all(path in (proved or {}) for path, value in sequential.outputs.items() if value is not None):
         return Judgement(skipped="trials=0 was asked for")
     programs, left_out = Programs(sequential, joint, relations), None
-    count, reason = affordable(programs.graphs, TRIALS if trials is None else trials)
+    count, reason = affordable(programs.graphs, trials or TRIALS)
     if reason is not None:
         part = _affordable_part(programs, proved or {})
         if part is None:
@@ -126,12 +132,14 @@ def judge(
         programs, path = part
         count, left_out = 1, f"the oracle executed {path} and what it is made from alone, because in all {reason}"
     stated = {path: each for path, each in expected.items() if each.states_relation}
-    judging = _Judging(programs, stated, proved or {}, no_parts or {}, small)
+    judging = _Judging(programs, stated, proved or {}, no_parts or {}, small, recheck=trials != 0)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
-        judging.run(indexed(sequential, ranges), count, seed)
+        judging.run(ranges, count, seed)
         return replace(judging.judgement(begun), left_out=left_out)
     except ReplayError as error:
+        if isinstance(error, UnsteadyError):
+            raise
         return Judgement(skipped=f"it cannot be executed: {error}", seconds=time.perf_counter() - begun)
     except UndefinedError as error:
         return Judgement(skipped=f"no inputs were found on which it is defined: {error}", seconds=time.perf_counter() - begun)
@@ -153,15 +161,17 @@ class _Judging:
         proved: Mapping[str, Relation],
         no_parts: Mapping[str, str],
         small: bool,
+        recheck: bool,
     ):
-        self.programs, self.small = programs, small
+        self.programs, self.small, self.recheck = programs, small, recheck
         self.sequential, self.joint, self.relations = programs
         self.expected, self.proved, self.no_parts = expected, proved, no_parts
         mesh = self.joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(self.joint.graphs)})
         self.trials: list[Trial] = []
-        self.further: list[Trial] = []  # at other scales, for outputs without a proof
+        self.further: list[Trial] = []  # of other kinds, for outputs without a proof
         self.watch: Watch | None = None
+        self.looks = affordable(programs.graphs, again.MOST)[0]
 
     @property
     def operations(self) -> int:
@@ -169,38 +179,63 @@ class _Judging:
         return 2 * len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
 
     # ------------------------------------------------------------------ execution
-    def run(self, ranges: Indexed, count: int, seed: int) -> None:
+    def run(self, ranges: Ranges, count: int, seed: int) -> None:
+        self.special = thresholds([self.sequential, *self.joint.graphs[:1], *self.joint.graphs[1:][-1:]], ranges)
+        self.indexed = indexed(self.sequential, ranges)
+        self.ranges = [self.indexed.bounds]
         for number, regime in enumerate(draws.regimes(count)):
-            self.trials.append(self._trial(ranges, regime, seed + number))
+            self.trials.append(self._trial_or_plain(regime, seed + number))
         for number, regime in enumerate(_FURTHER, count):
             if all(self._output(path).claimed for path in self._paths()):
                 break
-            self.trials.append(self._trial(ranges, regime, seed + number))
-        if count > 1 and not self._shows_enough():  # one is all that can be afforded, or was asked for
-            for number, regime in enumerate(_OTHER_SCALES, len(self.trials)):
+            self.trials.append(self._trial(regime, seed + number))
+        if count > 1 and self._shows_nothing():  # one is all that can be afforded, or was asked for
+            most = affordable(self.programs.graphs, len(_OTHERS))[0]
+            for number, regime in enumerate(_OTHERS[:most], len(self.trials)):
                 with suppress(UndefinedError):
-                    trial = self._trial(ranges, regime, seed + number)
-                    self.further += [] if trial.overflows else [trial]  # an exp of large scores says nothing of real numbers
+                    self.further.append(self._trial(regime, seed + number))
 
-    def _shows_enough(self) -> bool:
-        """Whether something differs, or all is proved."""
-        outputs = [self._output(path) for path in self._paths() if path not in self.proved]
-        return not outputs or any(self._outcome(output).kind is not None for output in outputs if output.claimed)
+    def _narrower(self) -> list[Ranges]:
+        """Small numbers, for a program that indexes with integers in ways that nothing is known of, and raises."""
+        known = self.ranges[0]
+        free = draws.has_free_integers(self.sequential, known)
+        return [known, *(draws.narrowed(self.sequential, known, high) for high in _NARROWER if free)]
 
-    def _trial(self, ranges: Indexed, regime: Regime, seed: int) -> Trial:
-        tried: list[Ranges] = [ranges.bounds]
-        if draws.has_free_integers(self.sequential, ranges.bounds):
-            tried += [draws.narrowed(self.sequential, ranges.bounds, high) for high in _NARROWER]
-        for number, within in enumerate(tried):
-            drawn = ranges.placed(self.sequential, draws.draws_of(self.sequential, within, regime))
-            try:
-                trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed, self.watch)
-                trial.keep_outputs()
-                return trial
-            except UndefinedError:
-                if number == len(tried) - 1:
-                    raise
-        raise AssertionError("some range is tried")
+    def _shows_nothing(self) -> bool:
+        """Whether some output is not proved, and none differs."""
+        outcomes, _ = self._settled()
+        return any(path not in self.proved for path in self._paths()) and all(each.kind is None for each in outcomes.values())
+
+    def _trial_or_plain(self, regime: Regime, seed: int) -> Trial:
+        """Where the sequential program raises on a mixture, random numbers have to do."""
+        try:
+            return self._trial(regime, seed)
+        except UndefinedError:
+            if regime.mixture is None:
+                raise
+            return self._trial(regime._replace(mixture=None), seed)
+
+    def _trial(self, regime: Regime, seed: int) -> Trial:
+        """On inputs for which the sequential program does not raise."""
+        try:
+            return self._executed(self.ranges[0], regime, self.special, seed)
+        except UndefinedError as error:
+            last = error
+        if len(self.ranges) == 1:
+            self.ranges += self._narrower()
+        for within in self.ranges[1:]:
+            for special in (self.special, {}) if regime.mixture is not None and self.special else ({},):
+                try:
+                    return self._executed(within, regime, special, seed)
+                except UndefinedError as error:
+                    last = error
+        raise last
+
+    def _executed(self, within: Ranges, regime: Regime, special: Thresholds, seed: int) -> Trial:
+        drawn = self.indexed.placed(self.sequential, draws.draws_of(self.sequential, within, regime, special))
+        trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed, self.watch)
+        trial.keep_outputs()
+        return trial
 
     def _paths(self) -> list[str]:
         """The outputs that some rank returns."""
@@ -219,18 +254,9 @@ class _Judging:
 
     # ------------------------------------------------------------------ judgement
     def judgement(self, begun: float) -> Judgement:
-        outcomes: dict[str, Outcome] = {}
-        undecided: dict[str, str] = {}
-        contradicted = []
-        for path in self._paths():
-            output = self._output(path)
-            if not output.claimed:
-                undecided[path] = self._undecided(path)
-            elif path in self.proved:
-                if output.contradicts(self.proved[path], self.expected.get(path)):
-                    contradicted.append(path)
-            else:
-                outcomes[path] = self._outcome(output)
+        outcomes, contradicted = self._settled()
+        paths = self._paths()
+        undecided = {path: self._undecided(path) for path in paths if not self._output(path).claimed}
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
         found = self._first_counterexample(kinds) if kinds else Found()
         return Judgement(
@@ -251,12 +277,37 @@ class _Judging:
             shared=OwnLines(self.sequential).shared if kinds else frozenset(),
         )
 
+    def _settled(self) -> tuple[dict[str, Outcome], list[str]]:
+        """What is seen of outputs without a proof, and which proofs are contradicted: by nothing that may be rounding."""
+        while True:
+            outcomes, where = {}, {}
+            for path in self._paths():
+                output = self._output(path)
+                stated = self.expected.get(path)
+                if output.claimed and path not in self.proved:
+                    outcomes[path] = self._outcome(output)
+                    if outcomes[path].kind is not None:
+                        where[path] = output.difference(stated)[0]
+                elif output.claimed and self.recheck:
+                    contradicting = output.contradicting(self.proved[path], stated)
+                    where |= {} if contradicting is None else {path: contradicting}
+            unsure = {id(trial): trial for path, trial in where.items() if self._may_be_rounding(trial, path)}
+            if not unsure:
+                return outcomes, [path for path in where if path in self.proved]
+            for trial in unsure.values():
+                runs = again.NEXT if trial.looks else again.FIRST
+                look_again(self.programs, trial, min(runs, max(1, self.looks - trial.looks)))
+
+    def _may_be_rounding(self, trial: Trial, path: str) -> bool:
+        """Whether it was not looked at again, or not often enough for numbers that move."""
+        return not trial.looks or (trial.looks < self.looks and trial.wavers(path))
+
     def _first_counterexample(self, kinds: Mapping[str, str]) -> Found:
         """Of the output that is wrong first; what would make all outputs right; and where they become wrong."""
         path = self._earliest(kinds)
         found = Difference(*self._output(path).difference(self.expected.get(path)))
-        again = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
-        suspects = suspects_of(self.sequential, self.joint, again, self.mesh)
+        whole = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
+        suspects = suspects_of(self.sequential, self.joint, whole, self.mesh)
         example = self._counterexample(path, kinds[path], found, suspects)
         if suspects is None:
             return Found(example)
@@ -290,6 +341,8 @@ class _Judging:
     def _undecided(self, path: str) -> str:
         if all(path not in trial.references for trial in self.trials):
             return "it depends on random numbers"
+        if any(trial.looks for trial in self.trials):
+            return "rounding alone decides it on the trial inputs"
         return "the sequential program gives no finite number on the trial inputs"
 
     def _earliest(self, paths: Iterable[str]) -> str:
@@ -301,7 +354,8 @@ class _Judging:
         stated = self.expected.get(path)
         part = sliced(self.programs, [path])
         look = partial(self._difference, part, path, kind, found.trial)
-        smaller = shrunk(found, look, part.sequential.inputs, _runs(part)) if self.small else None
+        sure = partial(self._is_sure, part, path, kind)
+        smaller = shrunk(found, look, sure, part.sequential.inputs, _runs(part)) if self.small else None
         trial, element, allowed = smaller or found
         output = self._output(path)
         parting = None if suspects is None else parting_of(suspects, element, None if smaller is None else trial)
@@ -332,12 +386,20 @@ class _Judging:
             trial = execute(*part, inputs, before.regime, before.seed)
         except (UndefinedError, ReplayError):
             return None
-        value, stated = self.sequential.outputs[path], self.expected.get(path)
+        return self._in_one(trial, path, kind)
+
+    def _in_one(self, trial: Trial, path: str, kind: str) -> Difference | None:
+        """What differs in a trial, if it is of a kind."""
+        value = self.sequential.outputs[path]
         assert value is not None
         output = Output(path, value.dtype, self.mesh, [trial])
-        if not output.claimed or (output.free() if stated is None else output.expected(stated)).kind != kind:
+        if not output.claimed or self._outcome(output).kind != kind:
             return None
-        return Difference(*output.difference(stated))
+        return Difference(*output.difference(self.expected.get(path)))
+
+    def _is_sure(self, part: Programs, path: str, kind: str, found: Difference) -> bool:
+        look_again(part, found.trial, again.FIRST)
+        return self._in_one(found.trial, path, kind) is not None
 
 
 def _runs(part: Programs) -> int:

@@ -17,7 +17,7 @@ from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Mesh
 from graphguard.oracle.clean import Clean, Sample, are_shares, has_sums, holds, padded, placed, reshaped, scattered, worst
 from graphguard.oracle.grid import Grid, Placements, cut, grid_of
-from graphguard.oracle.reference import Reference
+from graphguard.oracle.reference import Reference, Slack, is_real
 from graphguard.oracle.reordered import reordered
 from graphguard.oracle.replay import run
 from graphguard.oracle.trial import Trial
@@ -52,7 +52,7 @@ class Output:
         return [self.sample(trial) for trial in self.trials]
 
     def sample(self, trial: Trial) -> Sample:
-        return Sample(trial.references[self.path], list(trial.values(self.path).values()))
+        return Sample(trial.references[self.path], list(trial.values(self.path).values()), trial.doubts(self.path))
 
     # ------------------------------------------------------------------ verdicts
     def free(self) -> Outcome:
@@ -101,15 +101,18 @@ class Output:
                 return tuple(name for name, each in zip(grid.mesh.names, axes, strict=True) if each)
         return ()
 
-    def contradicts(self, proved: Relation, expectation: Expectation | None) -> bool:
-        """Whether a proved relation is not what the numbers show. Where inputs are large, overflow is not counted."""
+    def contradicting(self, proved: Relation, expectation: Expectation | None) -> Trial | None:
+        """The first trial whose numbers do not show a proved relation."""
+        return next((trial for trial in self.trials if self._contradicts(trial, proved, expectation)), None)
+
+    def _contradicts(self, trial: Trial, proved: Relation, expectation: Expectation | None) -> bool:
         if proved.placements is not None:
             names = tuple(placement for _, placement in proved.placements)
-            return any(worst(self._ranks_as_grid(), names, sample) > PATIENCE for sample in self.samples())
+            return worst(self._ranks_as_grid(), names, self.sample(trial)) > PATIENCE
         if proved.arrangement is not None:
-            return any(not self._is_arranged(trial, proved.arrangement) for trial in self.trials)
+            return not self._is_arranged(trial, proved.arrangement)
         if expectation is not None and expectation.graphs is not None:
-            return any(not self._follows(trial, expectation.graphs, PATIENCE) for trial in self.trials)
+            return not self._follows(trial, expectation.graphs, PATIENCE)
         return False
 
     def on_grid(self, expectation: Expectation) -> Placements:
@@ -125,14 +128,19 @@ class Output:
         for rank, tensor in trial.values(self.path).items():
             tile = arrangement.tiles[rank]
             local = trial.references[self.path].at(partial(_cutout, tile=tile))
-            if tuple(tensor.shape) != tile.shape or bool((local.excess(_kept(tensor, tile)) > PATIENCE).any()):
+            if tuple(tensor.shape) != tile.shape:
+                return False
+            slack = trial.doubt(self.path, rank)
+            slack = _kept(slack, tile) if isinstance(slack, torch.Tensor) else slack
+            if bool((local.excess(_kept(tensor, tile), slack) > PATIENCE).any()):
                 return False
         return True
 
     def _follows(self, trial: Trial, graphs: Sequence[Graph | None], patience: float = 1.0) -> bool:
         for rank, tensor in trial.values(self.path).items():
             local = local_reference(trial.references[self.path], graphs[rank])
-            if tensor.shape != local.whole.shape or bool((local.excess(tensor) > patience).any()):
+            slack = trial.doubt(self.path, rank)
+            if tensor.shape != local.whole.shape or bool((local.excess(tensor, slack) > patience).any()):
                 return False
         return True
 
@@ -179,10 +187,11 @@ class Output:
         if tensors is None:
             return None
         reduced = next((p[8:-1] for p in placements if p.startswith("Partial(")), None)
+        slack = sample.slack(grid, placements)
         for lane, tensor in enumerate(tensors):
             spans = grid.spans(sample.reference.whole.shape, placements, lane)
             part = sample.reference.at(lambda t, spans=spans: cut(t, spans))  # type: ignore[misc]
-            found = _largest(part, tensor)
+            found = _largest(part, tensor, slack[lane])
             if found is not None:
                 index, allowed = found
                 within = tuple(place + low for place, (low, _) in zip(index, spans, strict=True))
@@ -193,7 +202,7 @@ class Output:
     def _against_code(self, trial: Trial, graphs: Sequence[Graph | None]) -> tuple[Element, float] | None:
         for rank, tensor in trial.values(self.path).items():
             local = local_reference(trial.references[self.path], graphs[rank])
-            found = _largest(local, tensor)
+            found = _largest(local, tensor, trial.doubt(self.path, rank))
             if found is not None:
                 index, allowed = found
                 return Element(self.path, rank, index, _number(local.whole[index]), _number(tensor[index])), allowed
@@ -207,6 +216,7 @@ class Output:
             for index in _places(part.whole.shape, tensor.shape):
                 wanted, held = _at(part.whole, index), _at(tensor, index)
                 allowed = float(part.tolerance[index]) if _is_inside(part.whole, index) else 0.0
+                allowed += _of(trial.doubt(self.path, rank), index)
                 if abs(wanted - held) <= allowed or (_is_inside(part.claimed, index) and not bool(part.claimed[index])):
                     continue
                 apart = corner is None or len(corner) != len(index)
@@ -262,9 +272,11 @@ def local_reference(reference: Reference, graph: Graph | None) -> Reference:
     """What code makes of the sequential output for a rank."""
     assert graph is not None
     whole = reference.whole
-    if not (whole.is_floating_point() or whole.is_complex()):
+    if not is_real(whole):
         local = _applied(graph, whole)
-        return Reference(local, torch.full(local.shape, 0.5, dtype=torch.float64), torch.ones(local.shape, dtype=torch.bool))
+        every = torch.ones(local.shape, dtype=torch.bool)
+        claimed = every if bool(reference.claimed.all()) else _applied(graph, reference.claimed.to(whole.dtype)) != 0
+        return Reference(local, torch.full(local.shape, 0.5, dtype=torch.float64), claimed)
     marked = torch.where(reference.claimed, whole, math.nan)
     local = _applied(graph, marked)
     tolerance = _applied(graph, reference.tolerance.to(whole.dtype)).abs() + float(reference.tolerance.min())
@@ -279,27 +291,34 @@ def _applied(graph: Graph, full: torch.Tensor) -> torch.Tensor:
 
 def _wrong(grid: Grid, placements: Placements, sample: Sample) -> int | None:
     """How many elements are not as placements say; None if the shapes are not."""
-    count = 0
+    count, slack = 0, sample.slack(grid, placements)
     for lane, tensor in enumerate(sample.tensors):
         spans = grid.spans(sample.reference.whole.shape, placements, lane)
         if tuple(tensor.shape) != tuple(high - low for low, high in spans):
             return None
         part = sample.reference.at(lambda t, spans=spans: cut(t, spans))  # type: ignore[misc]
-        count += int((part.excess(tensor) > 1).sum())
+        count += int((part.excess(tensor, slack[lane]) > 1).sum())
     return count
 
 
-def _largest(part: Reference, tensor: torch.Tensor) -> tuple[tuple[int, ...], float] | None:
+def _largest(part: Reference, tensor: torch.Tensor, slack: Slack) -> tuple[tuple[int, ...], float] | None:
     """Where a tensor is farthest from a reference, and the tolerance there."""
     if tensor.shape != part.whole.shape or not tensor.numel():
         return None
-    excess = part.excess(tensor)
+    excess = part.excess(tensor, slack)
     if not bool((excess > 1).any()):
         return None
     known = torch.where(torch.isfinite(excess), excess, 0.0)  # a number says more than nan
     chosen = known if bool((known > 1).any()) else excess
     index = tuple(int(i) for i in torch.unravel_index(chosen.argmax(), excess.shape))
     return index, float(part.tolerance[index])
+
+
+def _of(slack: Slack, index: tuple[int, ...]) -> float:
+    """What is allowed for at one place."""
+    if isinstance(slack, torch.Tensor):
+        return float(slack[index]) if _is_inside(slack, index) else 0.0
+    return float(slack)
 
 
 def _number(scalar: torch.Tensor) -> Number:

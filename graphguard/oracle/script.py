@@ -5,6 +5,7 @@ Only what the wrong element depends on is written.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from graphguard.counterexample import Element
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Node, Value
 from graphguard.joint import Joint, Match
+from graphguard.oracle import mixture
 from graphguard.oracle.collective_code import exchanged
 from graphguard.oracle.draws import Draw
 from graphguard.oracle.grid import Grid, Placements
@@ -25,6 +27,11 @@ _REDUCED: dict[str, Callable[[list[str]], str]] = {
     "avg": lambda items: f"({' + '.join(items)}) / {len(items)}",
     "max": lambda items: f"max({', '.join(items)})",
     "min": lambda items: f"min({', '.join(items)})",
+}
+
+
+_MIXTURES = {
+    each.__name__: f"\n{inspect.getsource(each)}" for each in (mixture.mixed, mixture.mixed_whole, mixture.mixed_truth)
 }
 
 
@@ -82,7 +89,7 @@ class _Script:
             "torch.set_default_dtype(torch.float64)",
         ]
         used = "\n".join([*self.constants.lines, *self.body])
-        helpers = [text for name, text in HELPERS.items() if f"{name}(" in used]
+        helpers = [text for name, text in {**HELPERS, **_MIXTURES}.items() if f"{name}(" in used]
         return "\n".join([*head, *_of_users(used), *helpers, *self.constants.lines, *self.body]) + "\n"
 
     def _section(self, title: str) -> None:

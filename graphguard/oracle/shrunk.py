@@ -113,7 +113,11 @@ class Shrunk:
     @property
     def is_listed(self) -> bool:
         """Whether the numbers inside are so few that each is written."""
-        return not self.is_plain and self.kind != RANDOM and self.count <= _LISTED
+        return not self.is_plain and (self.kind != RANDOM or not self._has_fractions) and self.count <= _LISTED
+
+    @property
+    def _has_fractions(self) -> bool:
+        return bool(self.dtype.is_floating_point or self.dtype.is_complex)
 
     def _listed(self) -> list[tuple[tuple[int, ...], int]]:
         places = itertools.product(*(range(low, high) for low, high in self.window))

@@ -1,25 +1,26 @@
-"""One execution of both programs on random inputs: all tensors, and what is claimed of each output."""
+"""One execution of both programs: all tensors, and what is claimed of each output."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from graphguard.aten.custom import is_custom
 from graphguard.aten.kernels import Kernels, Lookup
 from graphguard.aten.operators import DTYPES
-from graphguard.errors import ReplayError
+from graphguard.errors import ReplayError, UnsteadyError
 from graphguard.ir import Graph, Node, Value
 from graphguard.joint import Joint
 from graphguard.oracle.draws import Given, Regime, drawn
-from graphguard.oracle.reference import NUDGE, Reference, reference
+from graphguard.oracle.reference import NUDGE, Reference, Slack, reference
 from graphguard.oracle.replay import Run, run, run_joint
 from graphguard.oracle.watch import Watch
 
 _OUTSIDE = ("out of range", "out of bounds", "index out")
-_OF_WOBBLE = 10  # times the distance by which the ranks' own numbers are unsure
 Tensors = dict[str, torch.Tensor]
 
 
@@ -32,6 +33,7 @@ class Trial:
     """sequential, ranks: what was computed; all tensors at first, then the outputs alone.
 
     outside: operations of the ranks that index outside of a tensor, where torch raises; their results are nan.
+    unsure: by output and rank, how far the numbers of further runs on the same inputs are away. looks: how many there were.
     """
 
     seed: int
@@ -41,6 +43,8 @@ class Trial:
     ranks: list[Run]
     references: dict[str, Reference]
     outside: dict[Node, str] = field(default_factory=dict)
+    unsure: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+    looks: int = 0
 
     def keep_outputs(self) -> None:
         """Let all other tensors go: several trials at once would fill the memory."""
@@ -48,11 +52,23 @@ class Trial:
             kept = [value for value in state.graph.outputs.values() if value is not None]
             state.values = {value: state.values[value].clone() for value in kept}
 
-    @property
-    def overflows(self) -> bool:
-        """Whether some rank returns infinities or what comes of them."""
-        returned = [state.values[v] for state in self.ranks for v in state.graph.outputs.values() if v is not None]
-        return any(not torch.isfinite(tensor).all() for tensor in returned if tensor.is_floating_point() or tensor.is_complex())
+    def doubt(self, path: str, rank: int) -> Slack:
+        """By element, how far a rank's numbers are from those of further runs."""
+        return self.unsure.get(path, {}).get(rank, 0.0)
+
+    def doubts(self, path: str) -> Sequence[torch.Tensor]:
+        """The same for all ranks that return an output; nothing if there was no further run."""
+        return list(self.unsure.get(path, {}).values())
+
+    def wavers(self, path: str) -> bool:
+        """Whether further runs gave other numbers than rounding alone explains."""
+        reference = self.references[path]
+        least = float(reference.tolerance.min()) if reference.tolerance.numel() else 0.0
+        return not bool(reference.claimed.all()) or any(bool((each > least).any()) for each in self.doubts(path))
+
+    def forgive_overflow(self) -> None:
+        """Numbers of the ranks that are not finite are no longer held against them."""
+        self.references = {path: replace(each, lenient=True) for path, each in self.references.items()}
 
     def values(self, path: str) -> dict[int, torch.Tensor]:
         """What the ranks that return an output have."""
@@ -70,11 +86,28 @@ class Watched(Kernels):
     def __init__(self, watch: Watch | None = None):
         super().__init__(wide=True)
         self.watch = watch
+        self.steady: set[str] = set()  # operators that were seen to be a function of their operands
 
     def run(self, node: Node, lookup: Lookup) -> Sequence[torch.Tensor]:
         if self.watch is not None:
             self.watch.step()
-        return super().run(node, lookup)
+        results = super().run(node, lookup)
+        if node.op not in self.steady and node.op != "gg.part":
+            self._see_that_it_is_steady(node, lookup, results)
+        return results
+
+    def _see_that_it_is_steady(self, node: Node, lookup: Lookup, results: Sequence[torch.Tensor]) -> None:
+        """An operator of the user's own may have a state, or draw random numbers, and not say so."""
+        function, operator = self.function(node.op)
+        self.steady.add(node.op)
+        if is_custom(function) and not operator.random:
+            again = super().run(node, lookup)
+            if any(not _are_equal(one, other) for one, other in zip(results, again, strict=True)):
+                name = node.op.removesuffix(".default")
+                raise UnsteadyError(
+                    f"{name} at {node.source} gives other numbers when it is run again on equal operands; nothing can be said "
+                    "of a program that changes from run to run, so make the operator a function of its operands"
+                )
 
 
 class Forgiving(Watched):
@@ -113,73 +146,74 @@ def execute(
     seed: int,
     watch: Watch | None = None,
 ) -> Trial:
-    """Run both programs once, and the sequential one a second time on nudged inputs; where those are large, the ranks too."""
+    """Run both programs once, and the sequential one a second time on nudged inputs."""
     inputs = drawn(draws, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # that of the CPU alone: the others cost more than a small program
-        alone = _alone(sequential, inputs, watch)
-        moved = _alone(sequential, _nudged(inputs, seed), watch)
-        kernels = Forgiving(watch)
-        states = run_joint(joint, _local(relations, inputs), kernels=kernels)
+    kernels = Forgiving(watch)
+    with seeded(seed):
+        alone = alone_on(sequential, inputs, Watched(watch))
+        moved = alone_on(sequential, _nudged(inputs, seed), Watched(watch))
         unsure = _random_outputs(sequential, inputs, alone)
-        wobble = _wobble(joint, states, _local(relations, _nudged(inputs, seed))) if regime.scale > 1 else {}
+    with seeded(seed + 1):
+        states = run_joint(joint, local_inputs(relations, inputs), kernels=kernels)
     largest = max((float(t.abs().max()) for t in inputs.values() if t.is_floating_point() and t.numel()), default=1.0)
     references = {}
     for path, value in sequential.outputs.items():
         if value is not None and path not in unsure:
             rounds = alone.kernels.rounds or kernels.rounds
-            exact = reference(alone.values[value], moved.values[value], largest, regime.scale > 1, rounds)
-            references[path] = exact.loosened(_OF_WOBBLE * wobble.get(path, 0.0))
+            references[path] = reference(alone.values[value], moved.values[value], largest, rounds)
     return Trial(seed, regime, draws, alone, states, references, kernels.outside)
 
 
-def _wobble(joint: Joint, states: Sequence[Run], nudged: list[Tensors]) -> dict[str, float]:
-    """By output, how far a trifle moves what the ranks return. Where a softmax is saturated, the sequential program may have
-    zeros that nothing moves; the ranks, which compute them in another way, have what large numbers leave of each other."""
-    moves: dict[str, float] = {}
-    for state, moved in zip(states, run_joint(joint, nudged, kernels=Forgiving()), strict=True):
-        for path, value in state.graph.outputs.items():
-            if value is not None and (state.values[value].is_floating_point() or state.values[value].is_complex()):
-                distance = (moved.values[value] - state.values[value]).abs()
-                distance = distance[torch.isfinite(distance)]
-                moves[path] = max(moves.get(path, 0.0), float(distance.max()) if distance.numel() else 0.0)
-    return moves
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Programs that draw random numbers draw the same ones each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # that of the CPU alone: the others cost more than a small program
+        yield
 
 
-def _alone(sequential: Graph, inputs: Tensors, watch: Watch | None = None) -> Run:
+def alone_on(sequential: Graph, inputs: Tensors, kernels: Kernels) -> Run:
     try:
-        return run(sequential, inputs, kernels=Watched(watch))
+        return run(sequential, inputs, kernels=kernels)
     except ReplayError as error:
         if error.__cause__ is not None and _is_outside(error.__cause__):
             raise UndefinedError(str(error)) from None
         raise
 
 
-def _local(relations: Iterable[Graph], inputs: Tensors) -> list[Tensors]:
+def local_inputs(relations: Iterable[Graph], inputs: Tensors) -> list[Tensors]:
     parts = [run(relation, inputs, wide=True).outputs() for relation in relations]
     return [{name: tensor for name, tensor in part.items() if tensor is not None} for part in parts]
 
 
 def _nudged(inputs: Tensors, seed: int) -> Tensors:
-    generator = torch.Generator().manual_seed(seed + 1)
-    return {
-        name: tensor * (1 + NUDGE * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
-        if tensor.is_floating_point() or tensor.is_complex()
-        else tensor
+    """Inputs that are moved by a trifle. Equal numbers stay equal, and simple ones, such as zero, stay what they are."""
+    return {name: _moved(tensor, seed) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()} | {
+        name: torch.complex(_moved(tensor.real, seed), _moved(tensor.imag, seed))
         for name, tensor in inputs.items()
+        if tensor.is_complex()
     }
+
+
+def _moved(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    simple = tensor.to(torch.float32).to(torch.float64) == tensor
+    return torch.where(simple, tensor, tensor * (1 + NUDGE * 2 * torch.sin(1e4 * tensor.abs() + seed)))
 
 
 def _random_outputs(sequential: Graph, inputs: Tensors, alone: Run) -> set[str]:
     """Outputs that change when the sequential program is run again: nothing is claimed of random numbers."""
     if not draws_numbers(sequential):
         return set()
-    again = _alone(sequential, inputs)
-    changed = set()
-    for path, value in sequential.outputs.items():
-        if value is not None and not alone.values[value].nan_to_num().equal(again.values[value].nan_to_num()):
-            changed.add(path)
-    return changed
+    again = alone_on(sequential, inputs, Watched())
+    return {
+        path
+        for path, value in sequential.outputs.items()
+        if value is not None and not _are_equal(alone.values[value], again.values[value])
+    }
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.nan_to_num().equal(other.nan_to_num()))
 
 
 def draws_numbers(graph: Graph) -> bool:
