@@ -74,6 +74,11 @@ def _channel(ranks: tuple[int, ...], name: str) -> int:
     return names.index(name)
 
 
+def forget_groups() -> None:
+    """For a process that becomes one rank after the other."""
+    _names.clear()
+
+
 def make_group(recorder: Recorder, ranks: Sequence[int], name: str) -> None:
     """A rank makes a group. Its members meet; a rank that is not in it counts it, and goes on."""
     group, work = Group(ranks), new_work(recorder)

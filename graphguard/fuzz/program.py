@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphguard.capture import ranks
+from graphguard.capture.collectives import forget_groups
 from graphguard.capture.program import record_outputs
 from graphguard.capture.recorder import Recorder
 from graphguard.capture.waits import watch_waits
@@ -308,6 +309,7 @@ def graphs_of(program: Program) -> Graphs:
         sequential = _recorded(Graph("sequential"), program.inputs, program.sequential)
         relations, graphs = [], []
         for rank in range(program.mesh.size):
+            forget_groups()
             device_mesh = ranks.become_rank(rank, program.mesh)
             relations.append(_relation(program, rank))
             local = {
@@ -329,6 +331,7 @@ def _relation(program: Program, rank: int) -> Graph:
 
 def _recorded(graph: Graph, inputs: dict[str, Given], run: Callable[..., dict[str, Tensor]]) -> Graph:
     recorder = Recorder(graph)
+    recorder.is_program = True
     watch_waits(recorder)
     given = {name: recorder.tensor_input(name, each.shape, each.dtype) for name, each in inputs.items()}
     with recorder:
