@@ -73,6 +73,12 @@ def _channel(ranks: tuple[int, ...], name: str) -> int:
     return names.index(name)
 
 
+def know_groups() -> None:
+    """Count the groups that there are when the program begins: the world, and those of its mesh."""
+    for group, name in dist.distributed_c10d._world.pg_names.items():
+        _channel(tuple(dist.get_process_group_ranks(group)), name)
+
+
 def make_group(recorder: Recorder, ranks: Sequence[int], name: str) -> None:
     """A rank makes a group. Its members meet; a rank that is not in it counts it, and goes on."""
     group, work = Group(ranks), new_work(recorder)
