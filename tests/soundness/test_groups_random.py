@@ -27,7 +27,7 @@ import graphguard as gg
 from graphguard.errors import MismatchError
 from graphguard.oracle.replay import replay_joint
 
-COUNT = int(os.environ.get("GRAPHGUARD_GROUP_PROGRAMS", "24"))
+COUNT = int(os.environ.get("GRAPHGUARD_GROUP_PROGRAMS", "20"))
 SEED = int(os.environ.get("GRAPHGUARD_GROUP_SEED", "3"))
 PROVED = 4  # of the programs that fit together, so many in the suite are verified as well
 PATIENCE, HANGS_AFTER = 120, 3  # seconds: for programs that must come to their end, and for those that must not
