@@ -31,7 +31,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("GG101", "collective-mismatch", "Ranks of one group call different collectives, or the same one with "
-             "another shape, dtype, reduce operation, root or order.",
+             "another size, dtype, reduce operation, root or order; or they do not make their groups together.",
              "All ranks of a group make the same calls, in the same order, on buffers that fit."),
         Kind("GG102", "unmatched-message", "A send has no receive, or a receive has no send.",
              "Every send has its receive, and every receive its send."),

@@ -9,7 +9,7 @@ each by its number, and the members find each other by that name. When no rank c
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from graphguard.agreement import ONE_ORDER, called, disagreement, inconsistency, pairwise
@@ -105,6 +105,7 @@ class _Play:
         self.ranks = [_Rank(graph) for graph in graphs]
         self.matches: list[Match] = []
         self.by_node: dict[Node, Match] = {}
+        self.groups: dict[tuple[int, ...], int] = {}
         self.started: dict[object, int] = defaultdict(int)
         self.collectives: dict[object, Match] = {}
         self.messages: dict[object, deque[Match]] = defaultdict(deque)
@@ -149,16 +150,18 @@ class _Play:
 
     def _collective(self, rank: int, node: Node) -> Match:
         group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
-        channel = (group, node.kwargs.get("channel", 0))
-        turn = self.started[channel, rank]
-        key: tuple[object, ...] = (channel, turn)
-        if node.op == NEW_GROUP:
-            key = (node.kwargs["name"], rank) if group == (rank,) else (node.kwargs["name"],)  # alone, nobody is looked for
-        else:
-            self.started[channel, rank] += 1
+        key = _name(rank, node) if node.op == NEW_GROUP else self._turn(rank, node)
         if key not in self.collectives:
             self.collectives[key] = self._new_match(node.op, group)
         return self.collectives[key]
+
+    def _turn(self, rank: int, node: Node) -> Hashable:
+        """The collectives of a group are told apart by their number."""
+        group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
+        number = self.groups.setdefault(group, len(self.groups))  # which is quick to compare: a group may have very many ranks
+        channel = (number, node.kwargs.get("channel", 0))
+        self.started[channel, rank] += 1
+        return channel, self.started[channel, rank]
 
     def _message(self, rank: int, node: Node) -> Match:
         peer: int = node.kwargs["peer"]  # type: ignore[assignment]
@@ -181,8 +184,10 @@ class _Play:
 
     def _require_agreement(self, match: Match, newcomer: int) -> None:
         other = match.nodes[newcomer]
-        others = [(rank, node) for rank, node in match.nodes.items() if rank != newcomer]
-        for rank, node in others if pairwise(other) else others[:1]:
+        compared = match.nodes.items() if pairwise(other) else [next(iter(match.nodes.items()))]
+        for rank, node in compared:
+            if rank == newcomer:
+                continue
             problem = disagreement(match.group, rank, node, newcomer, other)
             if problem is not None:
                 kind, text = problem
@@ -267,6 +272,11 @@ def _of_others(rank: int, node: Node) -> bool:
     """Whether a rank makes a group that it is not in: it counts it, and goes on."""
     group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
     return node.op == NEW_GROUP and rank not in group
+
+
+def _name(rank: int, node: Node) -> Hashable:
+    """Members look for each other by the name of their group; a rank that is alone in it looks for nobody."""
+    return (node.kwargs["name"], rank) if node.kwargs["group"] == (rank,) else node.kwargs["name"]  # type: ignore[return-value]
 
 
 def _same_group(node: Node, other: Node) -> bool:

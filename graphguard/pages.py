@@ -43,8 +43,9 @@ class Page:
 PAGES = {
     "collective-mismatch": Page(
         law="A backend pairs the calls of a group by their order alone. It does not compare what the ranks meant, so "
-        "a rank that calls something else, or the same with another shape, hangs the job, or takes the bytes of "
-        "one tensor for those of another.",
+        "a rank that calls something else, or the same with another size, hangs the job, or takes the bytes of "
+        "one tensor for those of another. Groups are paired by order too: a rank that makes other groups than the rest "
+        "looks for its members under another name, and waits.",
         example="""
         def seq(x):
             return x.sum()
@@ -60,8 +61,8 @@ PAGES = {
         report = gg.verify(seq, par, mesh={"dp": 2}, inputs={"x": gg.Input((8,), Shard(0))})
         """,
         advice="Look at the two lines of the finding. Collectives below an `if` on the rank are the usual cause: let "
-        "every rank of the group reach the same call, with equal shapes and dtypes, and in the same order on "
-        "every path.",
+        "every rank of the group reach the same call, with equal sizes and dtypes, and in the same order on "
+        "every path; and let every rank make every group, also those that it is not in.",
     ),
     "unmatched-message": Page(
         law="A message has one sender and one receiver. A receive that nothing is sent to never returns; a send that "

@@ -74,9 +74,11 @@ def _channel(ranks: tuple[int, ...], name: str) -> int:
     return names.index(name)
 
 
-def forget_groups() -> None:
-    """For a process that becomes one rank after the other."""
+def know_groups() -> None:
+    """Count the groups that there are when the program begins, and no others: the world, and those of its mesh."""
     _names.clear()
+    for group, name in dist.distributed_c10d._world.pg_names.items():
+        _channel(tuple(dist.get_process_group_ranks(group)), name)
 
 
 def make_group(recorder: Recorder, ranks: Sequence[int], name: str) -> None:

@@ -55,6 +55,9 @@ def _first_overlap(stream: Stream, joint: Joint) -> list[Stream]:
 def _apart(matches: Sequence[Match]) -> list[list[int]]:
     """The lanes in parts: those of one communication together, those of communications that share a rank in different ones."""
     distinct = list({match.id: match for match in matches}.values())
+    sizes = {len(match.group) for match in distinct}
+    if len(distinct) == 1 or (len(sizes) == 1 and len(set().union(*(m.group for m in distinct))) == len(distinct) * max(sizes)):
+        return [list(range(len(matches)))]
     taken: list[tuple[int, set[int]]] = []  # of each part, the size of its groups and their ranks
     part_of: dict[int, int] = {}
     for match in distinct:

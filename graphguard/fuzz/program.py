@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graphguard.capture import ranks
-from graphguard.capture.collectives import forget_groups
+from graphguard.capture.collectives import know_groups
 from graphguard.capture.program import record_outputs
 from graphguard.capture.recorder import Recorder
 from graphguard.capture.waits import watch_waits
@@ -309,8 +309,8 @@ def graphs_of(program: Program) -> Graphs:
         sequential = _recorded(Graph("sequential"), program.inputs, program.sequential)
         relations, graphs = [], []
         for rank in range(program.mesh.size):
-            forget_groups()
             device_mesh = ranks.become_rank(rank, program.mesh)
+            know_groups()
             relations.append(_relation(program, rank))
             local = {
                 name: Given(value.shape, program.inputs[name].dtype, None, None)

@@ -27,7 +27,7 @@ import graphguard as gg
 from graphguard.errors import MismatchError
 from graphguard.oracle.replay import replay_joint
 
-COUNT = int(os.environ.get("GRAPHGUARD_GROUP_PROGRAMS", "24"))
+COUNT = int(os.environ.get("GRAPHGUARD_GROUP_PROGRAMS", "20"))
 SEED = int(os.environ.get("GRAPHGUARD_GROUP_SEED", "3"))
 PROVED = 4  # of the programs that fit together, so many in the suite are verified as well
 PATIENCE, HANGS_AFTER = 120, 3  # seconds: for programs that must come to their end, and for those that must not
@@ -40,7 +40,7 @@ class Event:
 
     what: str
     group: tuple[int, ...]
-    number: int = 0  # which of the groups it is
+    number: int = 0  # which of the groups it is; the world has the number -1
     local: bool = False  # whether only the members make it
     root: int = 0
     sorts: bool = True
@@ -57,7 +57,7 @@ class Groups:
         return len(self.events)
 
     def __call__(self, x):
-        made: dict[int, Any] = {}
+        made: dict[int, Any] = {-1: None}
         y = x * 1
         for event in self.events[dist.get_rank()]:
             if event.what == "make":
@@ -103,12 +103,13 @@ def drawn(draw: random.Random) -> Groups:
     groups = [tuple(sorted(draw.sample(range(size), draw.choice((1, 2, 2, 2, 3))))) for _ in range(draw.randint(2, 4))]
     story = [Event("make", group, number, local) for number, group in enumerate(groups)]
     for _ in range(draw.randint(2, 5)):
-        number = draw.randrange(len(groups))
-        group = groups[number]
+        number = draw.randrange(-1, len(groups))
+        group = groups[number] if number >= 0 else tuple(range(size))
         what = draw.choice(CALLS if len(group) > 1 else ("all_reduce", "broadcast"))
         call = Event(what, group, number, root=draw.randrange(len(group)))
         story.insert(draw.randint(number + 1, len(story)) if draw.random() < 0.3 else len(story), call)
-    story = [e for n, e in enumerate(story) if e.what == "make" or story.index(Event("make", e.group, e.number, local)) < n]
+    made = {event.number: place for place, event in enumerate(story) if event.what == "make"}
+    story = [e for place, e in enumerate(story) if e.what == "make" or made.get(e.number, -1) < place]
     events = [[e for e in story if rank in e.group or (e.what == "make" and not local)] for rank in range(size)]
     for _ in range(draw.choice((0, 0, 1, 1, 2))):
         disturb(draw, events)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from graphguard.capture.adapters.around import OWN_WORLD
 from graphguard.capture.adapters.holders import Holders
-from graphguard.capture.collectives import group_of, make_group, meet
+from graphguard.capture.collectives import group_of, know_groups, make_group, meet
 from graphguard.errors import CaptureError
 from graphguard.findings import Finding
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def make_groups_of_one_backend(recorder: Recorder, holders: Holders) -> None:
     """Nothing is sent, whichever backend a group is for; what one backend alone offers is there for all. That a group is made
     is recorded where torch has given it its name: the ranks find each other by it."""
+    know_groups()
     make, make_named = c10d._new_group_with_tag, c10d._new_process_group_helper
 
     def make_fake(
