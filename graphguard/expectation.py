@@ -49,6 +49,14 @@ class Expectation:
     def states_relation(self) -> bool:
         return self.placements is not None or self.graphs is not None
 
+    def unmet(self, path: str, ranks: Sequence[Graph]) -> list[Need]:
+        """What is nowhere, as the ranks return the output."""
+        return _unmet(self.needs, path, ranks)
+
+
+def _unmet(needs: Sequence[Need], path: str, ranks: Sequence[Graph]) -> list[Need]:
+    return [need for need in needs if all(ranks[rank].outputs.get(path) is None for rank in need.ranks)]
+
 
 def expectations(
     outputs: Mapping[str, Any],
@@ -65,9 +73,10 @@ def expectations(
     for path in outputs:
         if path not in known:
             raise UsageError(f"outputs= names {path!r}, which the sequential program does not return; it returns {list(known)}")
-        if not _is_missing(path, captured, (needs or {}).get(path, ())):
-            _require_grid(path, captured, mesh)
-    stated = {path: each for path, each in outputs.items() if not _is_missing(path, captured, (needs or {}).get(path, ()))}
+    # Where a part is nowhere, nothing else need be said.
+    stated = {path: each for path, each in outputs.items() if not _unmet((needs or {}).get(path, ()), path, captured.ranks)}
+    for path in stated:
+        _require_grid(path, captured, mesh)
     functions = {path: expected for path, expected in stated.items() if _is_function(expected)}
     named = {path: "params=" if path in of_parameters else "outputs=" for path in functions}
     found = {path: _placed(path, each, known[path], mesh) for path, each in stated.items() if path not in functions}
@@ -78,11 +87,6 @@ def expectations(
     for path, why in (wrong or {}).items():
         found[path] = replace(found.get(path, Expectation("any clean relation")), wrong=why)
     return {path: found[path] for path in dict.fromkeys([*outputs, *known]) if path in found}
-
-
-def _is_missing(path: str, captured: Captured, needs: Sequence[Need]) -> bool:
-    """Whether a part of an output is nowhere, so that nothing else need be said of it."""
-    return any(all(captured.ranks[rank].outputs.get(path) is None for rank in need.ranks) for need in needs)
 
 
 def _require_grid(path: str, captured: Captured, mesh: Mesh) -> None:

@@ -215,8 +215,9 @@ PAGES = {
         advice="Take the division out, or reduce with a mean only where each rank's value is itself a whole mean.",
     ),
     "missing-output": Page(
-        law="What the sequential program returns must be somewhere. An output that no rank returns was not computed, "
-        "or it is returned under another name.",
+        law="All that the sequential program returns must be somewhere. An output that no rank returns was not computed, "
+        "or it is returned under another name. A piece that its only rank does not return is lost, and a rank that holds a "
+        "parameter without its gradient goes on with another parameter than the others.",
         example="""
         def seq(x):
             return {"loss": x.sum(), "count": x.abs().sum()}
@@ -228,8 +229,8 @@ PAGES = {
 
         report = gg.verify(seq, par, mesh={"dp": 2}, inputs={"x": gg.Input((8,), Shard(0))})
         """,
-        advice="Return it from the ranks that have it, under the same key. A parameter without a gradient on every rank "
-        "shows up so too.",
+        advice="Return it from the ranks that have it, under the same key. If a gradient is missing, look for a parameter "
+        "that is frozen, detached or not used on that rank.",
     ),
     "unexpected-relation": Page(
         law="`outputs=` says how the users of an output read it. A tile that is read as the whole, or a summand that "

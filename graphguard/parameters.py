@@ -150,6 +150,11 @@ def _by_layout(
 ) -> Parameter:
     first = next(layout for layout in layouts if layout is not None)
     found = BY_DTENSOR
+    other = next((each.shape for each in layouts if each is not None and each.by != MARKED and each.shape != whole.shape), None)
+    if other is not None:
+        raise unknown(
+            name, f"it is a DTensor that stands for a tensor of shape {other}, and the sequential one has {whole.shape}"
+        )
     if first.by == MARKED:
         found = BY_MARK
         if not first.mesh_ranks:

@@ -35,6 +35,11 @@ def arranged(relator: Relator, whole: Value, output: Held) -> Arrangement | None
     return found_all if found_all.rebuilt("") is not None else None
 
 
+def is_padded_to(piece: int, whole: int, members: int) -> bool:
+    """Whether equal pieces are all of a whole and no more than padding: the smallest that are, or such as leave none empty."""
+    return piece == -(-whole // members) or piece * (members - 1) < whole <= piece * members
+
+
 def padded(relator: Relator, whole: Value, output: Held) -> Arrangement | None:
     """Which tile of the output each rank holds, if they hold equal pieces of it along a dim, or of it as one row, that go on
     beyond its end: buffers that were padded so that all ranks hold as much. What the padding holds is not claimed."""
@@ -45,7 +50,7 @@ def padded(relator: Relator, whole: Value, output: Held) -> Arrangement | None:
     for axes in _axes(output):
         members = prod(output.mesh.shape[axis] for axis in axes)
         along = [dim for dim in range(len(sizes)) if _is_longer(shape, sizes, dim, members)]
-        as_row = prod(shape) * members >= prod(sizes) and not len(shape) == len(sizes) == 1
+        as_row = is_padded_to(prod(shape), prod(sizes), members) and not len(shape) == len(sizes) == 1
         try:
             found = next(filter(None, (_padded_along(relator, whole, output, axes, dim) for dim in along)), None)
             if found is None and as_row:
@@ -61,7 +66,7 @@ def _is_longer(piece: tuple[int, ...], whole: tuple[int, ...], dim: int, members
     """Whether pieces put one after the other along a dim go beyond the end of the whole, and fit it elsewhere."""
     if len(piece) != len(whole) or piece[:dim] + piece[dim + 1 :] != whole[:dim] + whole[dim + 1 :]:
         return False
-    return piece[dim] * members > whole[dim]
+    return piece[dim] * members > whole[dim] and is_padded_to(piece[dim], whole[dim], members)
 
 
 def _axes(output: Held) -> Iterator[tuple[int, ...]]:

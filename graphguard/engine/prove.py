@@ -198,8 +198,7 @@ class _Prover:
         expectation = self.expected.get(path)
         if expectation is None:
             return None
-        returned = {rank for rank, graph in enumerate(self.joint.graphs) if graph.outputs.get(path) is not None}
-        unmet = [need for need in expectation.needs if not returned & set(need.ranks)]
+        unmet = expectation.unmet(path, self.joint.graphs)
         if unmet:
             ranks = tuple(sorted({rank for need in unmet for rank in need.ranks}))
             said = "; ".join(need.what for need in unmet[:MOST_NEEDS])
@@ -268,7 +267,7 @@ class _Prover:
                 held = self.relator.summands(output, placements, stated=False)
                 if held is Summands.PARTS:
                     return relation_of(path, placements, output, self._type(path))
-                no_parts = no_parts or held
+                no_parts = no_parts or (held if held is not Summands.UNKNOWN else None)
         arrangement = arranged(self.relator, whole, output) or padded(self.relator, whole, output)
         if arrangement is not None:
             return arranged_relation(path, arrangement)
@@ -328,6 +327,10 @@ class _Prover:
             sizes = [int(size) for size in whole.shape]
             if self.relator.fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
                 held = self.relator.summands(output, placements, stated=True)
+                if held is Summands.UNKNOWN:
+                    return self._located(
+                        "relation-lost", path, f"{path}: whether the ranks hold true parts is too hard to tell"
+                    )
                 if held is not Summands.PARTS:
                     return self._no_parts(path, held)
                 return replace(relation_of(path, placements, output, self._type(path)), note=None)

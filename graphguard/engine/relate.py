@@ -171,10 +171,11 @@ class Relator:
 
     def summands(self, output: Held, placements: Placements, stated: bool) -> Summands:
         """What the ranks hold, whose sum or mean over some axes is the output."""
-        axes = [axis for axis, placement in enumerate(placements) if placement in ("Partial(sum)", "Partial(avg)")]
-        value, groups = self.together(output), [self.groups(output.mesh, axis) for axis in axes]
-        averaged = "Partial(avg)" in placements  # a mean of copies is what it says
-        return summands(self.table, value, groups, stated, averaged) if axes else Summands.PARTS
+        summed, averaged = ([n for n, p in enumerate(placements) if p == each] for each in ("Partial(sum)", "Partial(avg)"))
+        if not summed and not averaged:
+            return Summands.PARTS
+        along = [[self.groups(output.mesh, axis) for axis in axes] for axes in (summed, averaged)]
+        return summands(self.table, self.together(output), *along, stated)
 
     def factor(self, whole: Value, output: Held) -> tuple[Fraction, Placements] | None:
         """The number by which what the ranks hold differs from a relation without sums, if that is all."""

@@ -18,7 +18,7 @@ from graphguard.engine.collective import Groups, all_reduce
 from graphguard.engine.lane import Lane, Lanes, collapse
 from graphguard.engine.merge import merged, same_term
 from graphguard.engine.table import Table
-from graphguard.engine.term import SPECIAL, Atom, Term, Value
+from graphguard.engine.term import SPECIAL, Atom, Term, Undescribed, Value
 from graphguard.engine.value import same, taken
 
 
@@ -28,15 +28,20 @@ class Summands(Enum):
     PARTS = "parts"
     COPIES = "copies"
     CANCELLING = "cancelling"
+    UNKNOWN = "unknown"
 
 
-def summands(table: Table, value: Value, along: Sequence[Groups], stated: bool, averaged: bool) -> Summands:
-    """What the lanes hold whose sum over groups, one axis of the mesh after the other, is an output or a multiple of it."""
-    if cancel(table, value, along):
-        return Summands.CANCELLING
-    if not averaged and any(_are_copies(table, value, groups, stated) for groups in along):
-        return Summands.COPIES
-    return Summands.PARTS
+def summands(table: Table, value: Value, summed: Sequence[Groups], averaged: Sequence[Groups], stated: bool) -> Summands:
+    """What the lanes hold whose sum or mean over groups, one axis of the mesh after the other, is an output. A mean of copies
+    is what it says."""
+    try:
+        if cancel(table, value, [*summed, *averaged]):
+            return Summands.CANCELLING
+        if any(_are_copies(table, value, groups, stated) for groups in summed):
+            return Summands.COPIES
+        return Summands.PARTS
+    except Undescribed:
+        return Summands.UNKNOWN
 
 
 def cancel(table: Table, value: Value, along: Sequence[Groups]) -> bool:

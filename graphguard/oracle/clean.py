@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from graphguard.engine.arrange import is_padded_to
 from graphguard.engine.relate import Held
 from graphguard.engine.show import relation_of
 from graphguard.oracle.grid import Grid, Placements, Spans, cut
@@ -209,7 +210,7 @@ def _is_padded(grid: Grid, axes: Sequence[int], dim: int | None, sample: Sample)
     tensors = [t.reshape(-1) for t in sample.tensors] if dim is None else sample.tensors
     along, full = dim or 0, flat.whole.shape[dim or 0]
     size = tensors[0].shape[along]
-    if size * math.prod(grid.mesh.shape[axis] for axis in axes) < full:
+    if not is_padded_to(size, full, math.prod(grid.mesh.shape[axis] for axis in axes)):
         return False
     for lane, tensor in enumerate(tensors):
         coordinate, position = list(grid.mesh.coordinate(lane).values()), 0

@@ -131,8 +131,7 @@ def judge(
             return Judgement(skipped=reason)
         programs, path = part
         count, left_out = 1, f"the oracle executed {path} and what it is made from alone, because in all {reason}"
-    stated = {path: each for path, each in expected.items() if each.states_relation}
-    judging = _Judging(programs, stated, proved or {}, no_parts or {}, small, recheck=trials != 0)
+    judging = _Judging(programs, expected, proved or {}, no_parts or {}, small, recheck=trials != 0)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
         judging.run(ranges, count, seed)
@@ -165,7 +164,9 @@ class _Judging:
     ):
         self.programs, self.small, self.recheck = programs, small, recheck
         self.sequential, self.joint, self.relations = programs
-        self.expected, self.proved, self.no_parts = expected, proved, no_parts
+        self.expected = {path: each for path, each in expected.items() if each.states_relation}
+        self.plain = {path for path, each in expected.items() if each.wrong or each.unmet(path, self.joint.graphs)}
+        self.proved, self.no_parts = proved, no_parts
         mesh = self.joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(self.joint.graphs)})
         self.trials: list[Trial] = []
@@ -238,8 +239,9 @@ class _Judging:
         return trial
 
     def _paths(self) -> list[str]:
-        """The outputs that some rank returns."""
+        """The outputs that some rank returns, and of which numbers can say something."""
         returned = {path for graph in self.joint.graphs for path, value in graph.outputs.items() if value is not None}
+        returned -= self.plain
         return [path for path, value in self.sequential.outputs.items() if value is not None and path in returned]
 
     def _output(self, path: str) -> Output:

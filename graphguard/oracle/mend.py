@@ -140,7 +140,7 @@ class _Mending:
             edit: dict[At, Change] = {}
             for turn in turns:
                 for rank, node in turn.items():
-                    made = other(rank, node)
+                    made = other(rank, node) if node.op == site.node.op else None  # a line may do other things elsewhere
                     if made is not None:
                         edit.update(self._edit(rank, node, made))
             yield from self._healed(site, edit, text)
