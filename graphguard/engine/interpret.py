@@ -179,12 +179,16 @@ class Interpreter:
         if node.op.startswith("aten.rand") or any(isinstance(each, np.ndarray) for each in leaves((args, kwargs))):
             return [Unknown(reason, node)] * len(node.outputs)
         if _reads_bits(node):
-            return [Unknown("what floats are in memory, or the sign of a zero, real numbers do not say", node)] * len(node.outputs)
+            return [Unknown("what floats are in memory, or the sign of a zero, real numbers do not say", node)] * len(
+                node.outputs
+            )
         words = repr([_word(arg) for arg in node.args] + [(k, _word(v)) for k, v in node.kwargs.items()])
         results: list[Described] = []
         for number, tensor in enumerate(node.outputs):
             try:
-                results.append(self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, (number, tensor.dtype, words)))
+                results.append(
+                    self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, (number, tensor.dtype, words))
+                )
             except (Undescribed, AssertionError):
                 results.append(Unknown(reason, node))
         return results

@@ -1,8 +1,8 @@
 """For which dtypes a row answers: those for which the audit has compared it with torch, and no others.
 
 Rows compute with real numbers. Torch does not: booleans add up to True, 8 bits wrap around, a float is cut off where it becomes
-a whole number. So a call has a signature, the classes of its operands and results, and a row is asked only about signatures that
-`audited.txt` lists for it. `python -m graphguard.oracle.dtypes` makes that file.
+a whole number. So a call has a signature, the classes of its operands and results, and a row is asked only about signatures
+that `audited.txt` lists for it. `python -m graphguard.oracle.dtypes` makes that file.
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ _OUT = {
 }  # fmt: skip
 
 
-def row(
-    *operators: str, means: str, needs: str = "", complex: bool = False, draws: bool = False
-) -> Callable[[D], D]:
+def row(*operators: str, means: str, needs: str = "", complex: bool = False, draws: bool = False) -> Callable[[D], D]:
     """Register what operators mean. The function gets a Call and the operator's arguments, tensors as descriptions."""
 
     def register(describe: D) -> D:

@@ -103,13 +103,27 @@ def audit_rows(
     """A line for each row, of all rows or of some."""
     wanted = [row for row in registry.rows() if operators is None or row.operator in operators]
     samples = SAMPLES.values() if operators is None else samples_of(row.operator for row in wanted)
+    samples = list(samples)
     ledger = audit(samples, examples=examples, seed=seed, progress=progress)
+    _add_dtypes(ledger, samples, seed)
     for row in wanted:
         if row.kind == "random":
             ledger[row.operator].note = "random: nothing is claimed"
         elif not ledger[row.operator].cases:
             ledger[row.operator].note = "no sample"
     return [ledger[row.operator] for row in wanted]
+
+
+def _add_dtypes(ledger: Ledger, samples: Sequence[Sample], seed: int) -> None:
+    """The same calls in other dtypes, in place, into `out=` and of lists."""
+    from graphguard.oracle.dtypes import examine, sample_calls  # which is built on this module
+
+    found = examine(sample_calls(samples), seed=seed)
+    for operator, counts in found.right.items():
+        ledger[operator].cases += sum(counts.values())
+    for operator, texts in found.wrong.items():
+        ledger[operator].wrong += texts.values()
+        ledger[operator].cases += len(texts)
 
 
 def audit_lemmas(lemmas: Iterable[Lemma], *, examples: int = 1, seed: int = 0) -> list[Line]:
@@ -491,4 +505,15 @@ def as_array(tensor: torch.Tensor) -> Any:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(torch.float64).numpy(force=True)
 
 
-__all__ = ["Ledger", "Line", "Uncut", "audit", "audit_lemmas", "audit_rows", "captured", "operators_met", "rows_named", "samples_of"]
+__all__ = [
+    "Ledger",
+    "Line",
+    "Uncut",
+    "audit",
+    "audit_lemmas",
+    "audit_rows",
+    "captured",
+    "operators_met",
+    "rows_named",
+    "samples_of",
+]

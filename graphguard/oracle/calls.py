@@ -52,7 +52,8 @@ class Call:
         return Call(self.operator, tuple(map(swap, self.args)), {name: swap(arg) for name, arg in self.kwargs.items()})
 
     def __str__(self) -> str:
-        return f"{self.operator}({', '.join(map(_shown, self.args))}{''.join(f', {k}={_shown(v)}' for k, v in self.kwargs.items())})"
+        named = [f"{name}={_shown(arg)}" for name, arg in self.kwargs.items()]
+        return f"{self.operator}({', '.join([*map(_shown, self.args), *named])})"
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,25 @@ def examined(call: Call, *, declared: bool = False) -> Verdict | None:
     if executed is None:
         return None
     node, tensors, results = executed
-    called = signature(row.operator, _each_of(node) if "._foreach_" in node.op else node, node.op)
-    return Verdict(row.operator, called, _compared(node, tensors, results, declared))
+    signatures = {signature(row.operator, each, node.op) for each in _elements(node)}
+    if len(signatures) != 1:  # a list of several dtypes: nobody could say of which one it is wrong
+        return None
+    return Verdict(row.operator, signatures.pop(), _compared(node, tensors, results, declared))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
 
 
-def _each_of(node: Node) -> Node:
-    """The first element of what a list operator does."""
-    args = tuple(arg[0] if isinstance(arg, tuple) and arg else arg for arg in node.args)
-    return Node(node.op, args, node.kwargs, node.outputs[:1])
+def _elements(node: Node) -> list[Node]:
+    """What a list operator does, one by one; else the node."""
+    if "._foreach_" not in node.op:
+        return [node]
+    return [
+        Node(node.op, tuple(arg[n] if isinstance(arg, tuple) else arg for arg in node.args), node.kwargs, (output,))
+        for n, output in enumerate(node.outputs)
+        if all(n < len(arg) for arg in node.args if isinstance(arg, tuple))
+    ]
 
 
 def _executed(call: Call) -> tuple[Node, dict[Tensor, torch.Tensor], list[torch.Tensor]] | None:
@@ -102,7 +110,7 @@ def _executed(call: Call) -> tuple[Node, dict[Tensor, torch.Tensor], list[torch.
 
     args = tuple(map(spelled, call.args))
     kwargs = {name: spelled(arg) for name, arg in call.kwargs.items() if name not in IRRELEVANT_KEYWORDS}
-    function, info = Kernels.function(call.operator)
+    function, _ = Kernels.function(call.operator)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -116,9 +124,7 @@ def _executed(call: Call) -> tuple[Node, dict[Tensor, torch.Tensor], list[torch.
     return Node(call.operator, args, kwargs, outputs, writes=writes), given, results
 
 
-def _compared(
-    node: Node, tensors: Mapping[Tensor, torch.Tensor], results: list[torch.Tensor], declared: bool
-) -> str | None:
+def _compared(node: Node, tensors: Mapping[Tensor, torch.Tensor], results: list[torch.Tensor], declared: bool) -> str | None:
     table = Table()
     interpreter = Interpreter(table)
     values = {t: interpreter.input(str(t.id), registry.described_shape(t)) for t in tensors}

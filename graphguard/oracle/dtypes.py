@@ -1,12 +1,15 @@
-"""Finds out for which dtypes rows are right: each call that the samples make, in all classes of dtypes, with numbers at the edges of
-their ranges, in place, into `out=`, and of lists. `python -m graphguard.oracle.dtypes` writes what it found to `audited.txt`.
+"""Finds out for which dtypes rows are right: each call that the samples make, in all classes of dtypes, with numbers at the
+edges of their ranges, in place, into `out=`, and of lists.
+
+`python -m graphguard.oracle.dtypes` writes what it found to `audited.txt`.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,7 +28,7 @@ from graphguard.oracle.samples import SAMPLES, Sample
 
 Tensor = torch.Tensor
 MOST_TENSORS = 3  # that are given classes independently of each other
-MOST_CALLS = 12  # of one row, of which all forms are tried
+MOST_CALLS = 4  # of one row, of which all forms are tried
 HEAD = """# For which dtypes each lemma was compared with torch: `wf>f` are whole numbers and floats that give floats.
 # Made by `python -m graphguard.oracle.dtypes`; do not edit. The letters are those of graphguard/lemmas/dtypes.py.
 """
@@ -100,8 +103,17 @@ def in_class(tensor: Tensor, kind: str, turn: int, dice: random.Random) -> Tenso
                 _edges((1, 2, 3, 5), shape, torch.int32, dice)][turn % 4]  # fmt: skip
     if kind == "n":
         dtype = (torch.uint8, torch.int8)[turn // 2 % 2]
-        return _edges(_NARROW[dtype], shape, dtype, dice) if turn % 2 == 0 else torch.full(shape, _NARROW[dtype][-1], dtype=dtype)
+        return _edges(_NARROW[dtype], shape, dtype, dice) if turn % 4 else torch.full(shape, _NARROW[dtype][-1], dtype=dtype)
     return (tensor > 0, torch.ones(shape, dtype=torch.bool), tensor > 1, torch.zeros(shape, dtype=torch.bool))[turn % 4]
+
+
+def _with_whole_numbers(call: Call) -> Call:
+    """The call with whole numbers in place of floats that are no tensors."""
+
+    def whole(arg: Any) -> Any:
+        return round(arg) if isinstance(arg, float) and math.isfinite(arg) else arg
+
+    return Call(call.operator, tuple(map(whole, call.args)), {name: whole(arg) for name, arg in call.kwargs.items()})
 
 
 def in_classes(call: Call, turns: int, dice: random.Random) -> Iterator[Call]:
@@ -116,14 +128,15 @@ def in_classes(call: Call, turns: int, dice: random.Random) -> Iterator[Call]:
         choices = [(each,) * len(tensors) for each in "fwnb"]
         choices += [(*own[:n], each, *own[n + 1 :]) for n in range(len(tensors)) for each in "fwnb"]
     for kinds in dict.fromkeys(choices):
-        for turn in range(turns):
-            yield call.with_tensors([in_class(t, kind, turn + n, dice) for n, (t, kind) in enumerate(zip(tensors, kinds, strict=True))])
+        for turn in range(2 * turns if "n" in kinds else turns):  # few bits have edges that must meet
+            pairs = enumerate(zip(tensors, kinds, strict=True))
+            yield call.with_tensors([in_class(t, kind, turn + n, dice) for n, (t, kind) in pairs])
             if all(not t.is_floating_point() for t in tensors):
                 break
 
 
 # ---------------------------------------------------------------------- forms
-def forms(call: Call, dice: random.Random) -> Iterator[Call]:
+def forms(call: Call) -> Iterator[Call]:
     """The call in place, into tensors of all classes, and of lists."""
     namespace, name, variant = call.operator.split(".")
     in_place = f"{namespace}.{name}_.{variant}"
@@ -154,7 +167,7 @@ def _is_known(name: str) -> bool:
 @cache
 def _out_variant(name: str) -> Any:
     """The overload of an operator that writes to `out=`, if a row is found by its name."""
-    namespace, packet, variant = name.split(".")
+    namespace, packet, _ = name.split(".")
     own = [argument.name for argument in overload(name)._schema.arguments]
     for other in getattr(getattr(torch.ops, namespace), packet).overloads():
         if not _is_known(f"{namespace}.{packet}.{other}"):
@@ -219,42 +232,46 @@ def sample_calls(samples: Iterable[Sample]) -> Iterator[Call]:
         values = run(graphs[0], example.full, wide=True).values
         for node in graphs[0].nodes:
             call = called(node, values)
-            key = repr((call.operator, [_spec(each) for each in (*call.args, *call.kwargs.items())]))
+            key = repr((call.operator, [spec(each) for each in (*call.args, *call.kwargs.items())]))
             if key not in seen:
                 seen.add(key)
                 yield call
 
 
-def _spec(arg: Any) -> Any:
+def spec(arg: Any) -> Any:
     if isinstance(arg, Tensor):
         return tuple(arg.shape), arg.dtype
-    return [_spec(each) for each in arg] if isinstance(arg, (list, tuple)) else arg
+    return [spec(each) for each in arg] if isinstance(arg, (list, tuple)) else arg
 
 
-def derive(calls: Iterable[Call], *, turns: int = 4, seed: int = 0, progress: Callable[[str], None] | None = None) -> Coverage:
-    """What rows are right for. They are asked about everything."""
+def examine(calls: Iterable[Call], *, turns: int = 4, seed: int = 0) -> Coverage:
+    """Each call as it is, in all classes of dtypes, and in all forms."""
     found, dice, met = Coverage(), random.Random(seed), dict[str, int]()
+    for call in calls:
+        met[call.operator] = met.get(call.operator, 0) + 1
+        found.note(call)
+        found.note(call, declared=True)
+        others = itertools.chain(in_classes(call, turns, dice), in_classes(_with_whole_numbers(call), 1, dice))
+        for number, other in enumerate(others):
+            found.note(other, declared=number % 2 == 1)
+            if met[call.operator] <= MOST_CALLS:
+                for form in forms(other):
+                    found.note(form)
+    return found
+
+
+def derive(samples: Sequence[Sample]) -> Coverage:
+    """What rows are right for. They are asked about everything."""
     with registry.unguarded():
-        for call in calls:
-            if progress is not None:
-                progress(str(call))
-            met[call.operator] = met.get(call.operator, 0) + 1
-            found.note(call)
-            found.note(call, declared=True)
-            for number, other in enumerate(in_classes(call, turns, dice)):
-                found.note(other, declared=number % 2 == 1)
-                if met[call.operator] <= MOST_CALLS and number % 2 == 0:
-                    for form in forms(other, dice):
-                        found.note(form)
+        found = examine(sample_calls(samples))
+        for line in audit(samples).values():
+            found.note_line(line)
     return found
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = derive(sample_calls(SAMPLES.values()))
-    with registry.unguarded():
-        for line in audit(SAMPLES.values()).values():
-            found.note_line(line)
+    found = derive(list(SAMPLES.values()))
     file = Path(dtypes.__file__).with_name(dtypes.FILE)
     file.write_text(found.text())
     for row, texts in sorted(found.wrong.items()):

@@ -28,8 +28,9 @@ sample(
 )
 sample(  # more than eight bits count
     "sums_of_many",
-    lambda m: (m.sum(), m.sum(0), m.sum(dtype=u8), m.sum(0, dtype=u8), m.cumsum(0, dtype=u8), m.sum(dtype=torch.bool)),
-    m=B(300),
+    lambda x: (x.sum(), x.sum(0), x.sum(dtype=u8), x.sum(0, dtype=u8), x.cumsum(0, dtype=u8), x.sum(dtype=torch.bool)),
+    (),
+    x=X(300),
 )
 sample(
     "means",

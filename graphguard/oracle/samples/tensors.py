@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from graphguard.oracle.samples.sample import INF, B, C, N, P, X, aten, both, each, i64, sample, u8
+from graphguard.oracle.samples.sample import INF, B, C, N, P, X, aten, bf16, both, each, f32, i64, sample, u8
 
 # arithmetic
 sample("add", lambda x, y: (x + y, torch.add(x, y, alpha=-0.5), y + 2, x.add(3, alpha=2), x + y[0]), x=X(6, 4), y=X(1, 4))
@@ -305,6 +305,63 @@ sample(
         torch.eye(3, 5) + x[0, 0],
     ),
     x=X(6, 4),
+)
+ALL_DTYPES = (f32, torch.float64, bf16, i64, torch.int32, u8, torch.int8, torch.bool)
+sample(
+    "made_in_dtypes",
+    lambda x: tuple(
+        tensor
+        for dtype in ALL_DTYPES
+        for tensor in (
+            torch.zeros(2, dtype=dtype),
+            torch.ones(2, dtype=dtype),
+            torch.full((2,), 2, dtype=dtype),
+            torch.full((2,), 1.5, dtype=dtype),
+            torch.zeros_like(x, dtype=dtype),
+            torch.ones_like(x, dtype=dtype),
+            torch.full_like(x, 3, dtype=dtype),
+            torch.full_like(x, 3.5, dtype=dtype),
+            x.new_zeros(2, dtype=dtype),
+            x.new_ones(2, dtype=dtype),
+            x.new_full((2,), 7, dtype=dtype),
+            x.new_full((2,), 7.5, dtype=dtype),
+            torch.scalar_tensor(2, dtype=dtype),
+            torch.scalar_tensor(2.5, dtype=dtype),
+            torch.eye(3, dtype=dtype),
+            torch.eye(3, 5, dtype=dtype),
+            x.to(dtype),
+        )
+    ),
+    x=X(6, 4),
+)
+sample(
+    "counted_in_dtypes",
+    lambda x: tuple(
+        x.sum() + tensor
+        for dtype in ALL_DTYPES[:-1]
+        for tensor in (
+            torch.arange(5, dtype=dtype),
+            torch.arange(5.0, dtype=dtype),
+            torch.arange(1, 5, dtype=dtype),
+            torch.arange(1.0, 5.0, dtype=dtype),
+            torch.arange(1, 9, 3, dtype=dtype),
+            torch.arange(1.0, 9.0, 3.0, dtype=dtype),
+        )
+    ),
+    x=X(6),
+)
+sample(
+    "counted_beyond_eight_bits",
+    lambda x: (
+        x + torch.arange(300, dtype=u8),
+        x + torch.arange(0, 300, dtype=u8),
+        x + torch.arange(0, 600, 2, dtype=u8),
+        x + torch.arange(300.0, dtype=u8),
+        x + torch.arange(0.0, 300.0, dtype=u8),
+        x + torch.arange(0.0, 600.0, 2.0, dtype=u8),
+    ),
+    (),
+    x=X(300),
 )
 sample(
     "triangles",
