@@ -21,7 +21,7 @@ _FEW = (-2.0, -1.0, -0.5, 0.0, 1.0, 2.0)  # numbers among which there are ties
 
 
 class Regime(NamedTuple):
-    """What inputs look like. scale, positive: of floats without bounds.
+    """What inputs look like. scale, positive: of floats without bounds. Where those are positive, whole numbers are large.
 
     mixture: None for random numbers; else which of the mixtures of zeros, ties and ends of ranges. The first has some of each
     in every input, the others one of them for each.
@@ -143,7 +143,8 @@ class Draw:
         low = None if self.low is None else math.ceil(self.low)
         high = None if self.high is None else math.ceil(self.high)
         kind = torch.iinfo(DTYPES[self.dtype])
-        far = _UNBOUNDED if self.kind is None else _FAR
+        large = self.kind is None and self.regime.positive
+        far = _FAR if self.kind is not None or large else _UNBOUNDED
         if low is None and high is None:
             low, high = max(-far, kind.min), min(far, kind.max + 1)
         elif low is None:
@@ -151,7 +152,8 @@ class Draw:
             low = max(high - 2 * far, kind.min)
         elif high is None:
             high = min(low + 2 * far, kind.max + 1)
-        return low, max(high, low + 1)
+        high = max(high, low + 1)
+        return (high - max(1, (high - low) // 4) if large else low), high
 
 
 def draws_of(sequential: Graph, ranges: Ranges, regime: Regime, special: Mapping[str, tuple[float, ...]]) -> dict[str, Draw]:

@@ -59,7 +59,7 @@ def mixed_whole(
     """Whole numbers, `low <= v < high`, or among `few`."""
     random = torch.randint(low, high, shape, generator=generator)
     among = torch.tensor(few)[torch.randint(0, len(few), shape, generator=generator)]
-    ends = torch.where(torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5, low, high - 1)
+    ends = torch.where(torch.rand(shape, generator=generator, dtype=torch.float64) < 0.25, low, high - 1)
     each = ((torch.randperm(random.numel(), generator=generator) % (high - low)) + low).reshape(shape)
     equal = torch.full(shape, int(torch.randint(low, high, (), generator=generator)))
     kinds = {"few": among, "ends": ends, "random": random, "each": each, "equal": equal}
