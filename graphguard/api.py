@@ -19,7 +19,7 @@ from graphguard.capture.session import capture as capture_subject
 from graphguard.capture.wrappers import gradients_of
 from graphguard.engine.apart import proved_apart
 from graphguard.engine.proof import Proof
-from graphguard.errors import GraphGuardError, InternalError, MismatchError, UsageError
+from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError
 from graphguard.expectation import Expectation, expectations
 from graphguard.ir import Graph
 from graphguard.lemmas.user import binds, by_operator
@@ -237,7 +237,7 @@ def _report(job: Job) -> Report:
     subject = job.subject
     begun = time.perf_counter()
     try:
-        captured = capture_subject(subject, progress=_PROGRESS.get())
+        captured = capture_subject(subject, progress=_PROGRESS.get(), accept_unstable=True)
     except MismatchError as error:
         spent = time.perf_counter() - begun
         report = Report.of_findings([error.finding], [])
@@ -261,6 +261,10 @@ def _report(job: Job) -> Report:
         report = _decided(job, captured, relations, expected, stats)
     report.parameters = {name.removeprefix(PARAMETERS): str(found) for name, found in parameters.items()}
     report.assumptions += guesses(parameters)
+    if captured.unstable is not None:
+        if report.verdict != "refuted":
+            raise CaptureError(captured.unstable)
+        report.notes.append(f"{captured.unstable}; it is refuted for ranks in some such states")
     report.notes += _only_of_ranks(captured)
     report.notes += [
         f"the input {name} is read by neither program"

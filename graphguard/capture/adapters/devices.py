@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
 
-
 def pretend_devices() -> None:
     """Programs name their GPUs: let them. The recorder puts every tensor on the meta device."""
     torch.cuda._lazy_init = lambda: None
@@ -57,7 +56,10 @@ def note_autocast(recorder: Recorder) -> None:
 
     def noted(self: Any) -> Any:
         recorder.assume("torch.autocast changes the precision of operations, not their meaning: its casts are not recorded")
-        return enter(self)
+        entered = enter(self)
+        if self.device == "cpu":  # constants have data there, and would be cast alone
+            torch.set_autocast_dtype("cpu", torch.float32)
+        return entered
 
     torch.autocast.__enter__ = noted
 
