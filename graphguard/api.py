@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -234,7 +234,7 @@ def _run(job: Job) -> Report:
 
 def _report(job: Job) -> Report:
     _check(job)
-    subject = job.subject
+    subject = replace(job.subject, opaque=frozenset(by_operator(job.lemmas)))
     begun = time.perf_counter()
     try:
         captured = capture_subject(subject, progress=_PROGRESS.get(), accept_unstable=True)

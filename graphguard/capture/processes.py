@@ -78,7 +78,7 @@ def _audit(recorder: Recorder, event: str, args: tuple[Any, ...]) -> None:
         raise _refused(recorder, "the program forks, and what it does with tensors in another process is not recorded; work on "
                        "tensors in one process")  # fmt: skip
     if event in _PROGRAMS:
-        recorder.assume(f"what the program that is run at {nearest_of_user()} answers is the same on every rank")
+        recorder.assume(f"what the program that is run at {nearest_of_user(2)} answers is the same on every rank")
 
 
 def _refused(recorder: Recorder, message: str) -> CaptureError:

@@ -9,7 +9,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ from graphguard.errors import (
 )
 from graphguard.ir import Graph, Mesh, Source
 from graphguard.joint import Joint, first_mismatch, join
+from graphguard.lemmas.user import by_operator
 from graphguard.prune import prune
 from graphguard.relation import Input, check_placements, localise
 from graphguard.wellformed import require_wellformed
@@ -53,6 +54,7 @@ class Subject:
     mesh: Mesh
     inputs: Mapping[str, Input]
     local_inputs: LocalInputs | None = None
+    opaque: frozenset[str] | None = None  # operators with a lemma, which are not looked into; None: those of the process
 
     def check(self) -> None:
         for name, spec in self.inputs.items():
@@ -150,6 +152,8 @@ def _capture_all(
     """`known` are the objects that ranks have sent; it is added to."""
     adapters.warn_of_versions()
     holders = adapters.Holders()
+    if subject.opaque is None:
+        subject = replace(subject, opaque=frozenset(by_operator()))
     answers: dict[_Take, _Answer] = {}
     pending = takes
     while pending:
@@ -240,7 +244,7 @@ def _task(subject: Subject, take: _Take, holders: adapters.Holders, known: Sent,
 # ---------------------------------------------------------------------- in the child
 def _sequential(subject: Subject, holders: adapters.Holders, ambient: Ambient, use_cache: bool) -> Graph:
     ranks.leave_any_group()
-    recorder = Recorder(Graph("sequential"), use_cache=use_cache)
+    recorder = Recorder(Graph("sequential"), use_cache=use_cache, opaque=subject.opaque or ())
     adapters.adjust(recorder, holders)
     ambient.vary(holders)
     inputs = {name: recorder.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
@@ -252,7 +256,8 @@ def _rank(
 ) -> list[Graph]:
     mesh = ranks.become_rank(rank, subject.mesh)
     relation = Recorder(Graph(f"inputs of rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
-    recorder = Recorder(Graph(f"rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
+    graph = Graph(f"rank {rank}", mesh=subject.mesh, rank=rank)
+    recorder = Recorder(graph, use_cache=use_cache, opaque=subject.opaque or ())
     adapters.adjust(recorder, holders, objects)
     ambient.vary(holders)
     local = _local_inputs(subject, rank, relation)

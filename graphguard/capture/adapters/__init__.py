@@ -42,7 +42,7 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     watch_processes(recorder, holders)
     data.initialise_without_data(recorder, holders)
     devices.pretend_devices()
-    devices.give_addresses()
+    devices.give_addresses(recorder)
     torch.compiler.set_stance("force_eager")  # compiled functions run as they were written
     devices.note_autocast(recorder)
     devices.locate_custom_functions(recorder)
