@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from graphguard.capture.wrappers import gradients_of
 from graphguard.dtensors import needed_parts, of_dtensors, other_shapes
 from graphguard.engine.apart import proved_apart
 from graphguard.engine.proof import Proof
-from graphguard.errors import GraphGuardError, InternalError, MismatchError, UsageError
+from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError
 from graphguard.expectation import Expectation, expectations
 from graphguard.ir import Graph
 from graphguard.lemmas.user import binds, by_operator
@@ -235,10 +235,10 @@ def _run(job: Job) -> Report:
 
 def _report(job: Job) -> Report:
     _check(job)
-    subject = job.subject
+    subject = replace(job.subject, opaque=frozenset(by_operator(job.lemmas)))
     begun = time.perf_counter()
     try:
-        captured = capture_subject(subject, progress=_PROGRESS.get())
+        captured = capture_subject(subject, progress=_PROGRESS.get(), accept_unstable=True)
     except MismatchError as error:
         spent = time.perf_counter() - begun
         report = Report.of_findings([error.finding], [])
@@ -260,6 +260,10 @@ def _report(job: Job) -> Report:
         report = _decided(job, captured, relations, expected, stats)
     report.parameters = {name.removeprefix(PARAMETERS): str(found) for name, found in parameters.items()}
     report.assumptions += guesses(parameters) + [each.assumed for each in expected.values() if each.assumed is not None]
+    if captured.unstable is not None:
+        if report.verdict != "refuted":
+            raise CaptureError(captured.unstable)
+        report.notes.append(f"{captured.unstable}; it is refuted for ranks in some such states")
     report.notes += _only_of_ranks(captured)
     report.notes += [
         f"the input {name} is read by neither program"

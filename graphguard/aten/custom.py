@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-BUILT_IN = {"aten", "prims", "gg", "dist", "c10d", "_c10d_functional"}
+from graphguard.aten.operators import BUILT_IN
+
 WIDE = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
     **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),

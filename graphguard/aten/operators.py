@@ -7,6 +7,7 @@ import torch
 from graphguard.errors import CaptureError
 from graphguard.ir import Symbol
 
+BUILT_IN = {"aten", "prims", "gg", "dist", "c10d", "_c10d_functional"}
 # Operators that return an alias of an argument although their schema does not say so.
 UNDECLARED_VIEWS = {"aten._unsafe_view.default", "aten._reshape_alias.default", "aten.lift_fresh.default",
                     "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}  # fmt: skip
@@ -34,8 +35,8 @@ class Operator:
     """One overload."""
 
     __slots__ = (
-        "cacheable", "composite", "draws", "dynamic", "elementwise", "func", "has_dtype", "is_factory", "is_view", "name",
-        "namespace", "random", "reads_scalar", "renames_dims", "written",
+        "cacheable", "composite", "custom", "draws", "dynamic", "elementwise", "func", "has_dtype", "is_factory", "is_view",
+        "name", "namespace", "random", "reads_scalar", "renames_dims", "written",
     )  # fmt: skip
 
     def __init__(self, func: torch._ops.OpOverload):
@@ -51,6 +52,7 @@ class Operator:
         returns_alias = any(r.alias_info is not None for r in schema.returns)
         self.is_view = not self.written and (returns_alias or self.name in UNDECLARED_VIEWS)
         self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        self.custom = self.namespace not in BUILT_IN
         self.renames_dims = torch.Tag.inplace_view in tags
         self.dynamic = bool(tags & DYNAMIC_TAGS)
         self.reads_scalar = self.name in SCALAR_READS

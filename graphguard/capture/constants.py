@@ -49,6 +49,10 @@ class ConstantFolder:
             raise NotConstant("memory that was never written")
         return result
 
+    def forget_after(self, count: int) -> None:
+        """Nodes from this number on are no longer in the graph."""
+        self._indexed = min(self._indexed, count)
+
     def _prepare(self, value: Value) -> list[Value]:
         """Compute a value, or say which ones must be computed first."""
         constant = self._graph.constants.get(value)

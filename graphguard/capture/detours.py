@@ -1,30 +1,24 @@
-"""What programs do with tensors past the dispatcher, where the recorder would not see it: in other threads, by pickling, by
-deep copies, with lists as indices, and by tracers of torch's own."""
+"""What programs do with tensors past the dispatcher, where the recorder would not see it: by pickling, by deep copies, with
+lists as indices, and by tracers of torch's own."""
 
 from __future__ import annotations
 
-import functools
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._functorch.eager_transforms as transforms
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphguard.capture.device import is_meta
 from graphguard.errors import CaptureError
 
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
-    from graphguard.ir import Source
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def close_detours(recorder: Recorder) -> None:
     """Record what can be recorded, and refuse the rest. Patches torch for the rest of this process."""
-    _refuse_threads(recorder)
     _refuse_pickling(recorder)
     _follow_deep_copies(recorder)
     _keep_lists_of_indices()
@@ -34,36 +28,6 @@ def close_detours(recorder: Recorder) -> None:
 def _refused(recorder: Recorder, message: str) -> CaptureError:
     recorder.locate()
     return recorder.failed(CaptureError(message))
-
-
-class _OtherThread(TorchDispatchMode):
-    """Recording is by thread: an operator in another one would run on tensors without data, and leave no trace."""
-
-    def __init__(self, recorder: Recorder, started: Source | None):
-        super().__init__()
-        self._recorder, self._started = recorder, started
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        error = CaptureError(f"{func} runs in a thread that is started here, and is not recorded there; work on tensors in one")
-        self._recorder.failure = self._recorder.failure or error.located(str(self._started))
-        raise error
-
-
-def _refuse_threads(recorder: Recorder) -> None:
-    start = threading.Thread.start
-
-    @functools.wraps(start)
-    def start_watched(self: threading.Thread) -> None:
-        run, (source, _) = self.run, recorder.sources.here()
-
-        def watched() -> None:
-            with _OtherThread(recorder, source), suppress(CaptureError):  # it is told when the program ends
-                run()
-
-        self.run = watched  # type: ignore[method-assign]
-        start(self)
-
-    threading.Thread.start = start_watched  # type: ignore[method-assign]
 
 
 def _refuse_pickling(recorder: Recorder) -> None:

@@ -24,7 +24,8 @@ _device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__  #
 _storage_device: Callable[[torch.UntypedStorage], torch.device] = torch.UntypedStorage.device.__get__  # type: ignore[attr-defined]
 CPU, META = torch.device("cpu"), torch.device("meta")
 _TOLD_THE_TRUTH = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(graphguard.__file__) + os.sep)
-_PASSES_ON = os.path.join(os.path.dirname(torch.nn.__file__), "modules") + os.sep  # the device that a module is made on
+# Files of torch that pass on the device that a program named: modules, and `with torch.device(...)`.
+_PASS_ON = (os.path.join(os.path.dirname(torch.nn.__file__), "modules") + os.sep, default_device.__file__)
 _ANSWERS: dict[str, Callable[[torch.device], Any]] = {
     "device": lambda device: device,
     "is_meta": lambda device: device.type == "meta",
@@ -48,8 +49,7 @@ def given_device(device: torch.device | None) -> torch.device | None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TOLD_THE_TRUTH[1]):
         frame = frame.f_back
     file = frame.f_code.co_filename
-    named = default_device.CURRENT_DEVICE == META or file.startswith(_PASSES_ON) or not file.startswith(_TOLD_THE_TRUTH)
-    return META if named else None
+    return META if file.startswith(_PASS_ON) or not file.startswith(_TOLD_THE_TRUTH) else None
 
 
 def with_index(device: torch.device) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from graphguard.aten.kernels import constant_of, tensors_in
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.aliasing import AliasTable, Cell, geometry_of
+from graphguard.capture.bodies import NotTraced, require_declared, trace_body
 from graphguard.capture.constants import ConstantFolder, NotConstant
 from graphguard.capture.device import is_meta
 from graphguard.capture.invocation import Invocation
@@ -45,9 +46,11 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True  # in that they are refused in our words
 
-    def __init__(self, graph: Graph, *, use_cache: bool = True):
+    def __init__(self, graph: Graph, *, use_cache: bool = True, opaque: Collection[str] = ()):
         super().__init__()
         self.graph, self.use_cache = graph, use_cache
+        self.opaque = opaque  # operators with a lemma
+        self.bodies: list[Operator] = []  # of operators that are being recorded
         self.sources = SourceTracker()
         self.aliases = AliasTable(self._emit_call, self._adopt)
         self.constants = ConstantFolder(graph)
@@ -192,6 +195,12 @@ class Recorder(TorchDispatchMode):
             return self._read_scalar(info, args)
         if info.namespace in _COMMUNICATING:
             raise CaptureError(f"{info.name} communicates in a way that is not modelled; use torch.distributed's collectives")
+        if info.custom and info.name not in self.opaque:
+            try:
+                return trace_body(self, info, args, kwargs)
+            except NotTraced as reason:
+                name = f"{info.namespace}::{info.func._schema.name.split('::')[1]}"
+                self.assume(f"{name} is taken to be a function of its operands alone; it is not looked into: {reason}")
         return self._record(Invocation(info, args, kwargs, self.aliases))
 
     def _record(self, call: Invocation) -> Any:
@@ -217,6 +226,7 @@ class Recorder(TorchDispatchMode):
     def _values(self, call: Invocation, outputs: list[torch.Tensor], writes: tuple[str, ...] = ()) -> tuple[Value, ...]:
         """What the outputs hold: new values, of a new node, except for random numbers that were drawn before."""
         if call.info.random:
+            require_declared(self.bodies)
             generator = call.generator or torch.default_generator
             drawn = self.random_state.draw(generator, call.info, call.encoded, call.keywords, outputs)
             if self.random_state.shared:

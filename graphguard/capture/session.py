@@ -9,8 +9,8 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo  # meta kernels import it on first use: once here, rather than in every fork
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from graphguard import graph_json
 from graphguard.capture import adapters, ranks
+from graphguard.capture.ambient import Ambient
 from graphguard.capture.isolate import run_isolated
 from graphguard.capture.objects import ObjectExchange, ObjectsMissing, Sent
 from graphguard.capture.program import Program, flat_inputs, record_outputs
@@ -35,6 +36,7 @@ from graphguard.errors import (
 )
 from graphguard.ir import Graph, Mesh, Source
 from graphguard.joint import Joint, first_mismatch, join, made_by_some
+from graphguard.lemmas.user import by_operator
 from graphguard.prune import prune, settled
 from graphguard.relation import Input, check_placements, localise
 from graphguard.wellformed import require_wellformed
@@ -52,6 +54,7 @@ class Subject:
     mesh: Mesh
     inputs: Mapping[str, Input]
     local_inputs: LocalInputs | None = None
+    opaque: frozenset[str] | None = None  # operators with a lemma, which are not looked into; None: those of the process
 
     def check(self) -> None:
         for name, spec in self.inputs.items():
@@ -74,13 +77,14 @@ class Captured:
     joint: Joint
     seconds: float = 0.0
     assumptions: list[str] = field(default_factory=list)
+    unstable: str | None = None  # a rank's graph differs from capture to capture, and how
 
 
 def capture_sequential(program: Program, inputs: Mapping[str, Input], *, use_cache: bool = True) -> Graph:
     """The graph of one program on its own."""
     subject = Subject(program, program, Mesh.of({"world": 1}), inputs)
     subject.sequential.check(list(inputs))
-    return _capture_all(subject, [None], None, use_cache, None)[0].graphs[0]
+    return _capture_all(subject, [_Take(None)], None, use_cache, None, {})[_Take(None)].graphs[0]
 
 
 @dataclass
@@ -91,87 +95,114 @@ class _Answer:
     texts: list[str]
     sent: Sent
     complete: bool
+    asked: dict[str, Source | None] = field(default_factory=dict)  # for what differs between processes
 
 
-# The sequential program and rank 0: if two captures of one differ, no graph speaks for the program.
-CAPTURED_TWICE: tuple[int | None, ...] = (None, 0)
+class _Take(NamedTuple):
+    """One capture of a program; of the sequential one if `rank` is None. Every turn has another ambient state."""
+
+    rank: int | None
+    turn: int = 0
+
+
+# If two captures of one program differ, no graph speaks for it. These are captured twice whatever they ask for, in case it is
+# for something that is not known to differ between processes.
+CAPTURED_TWICE: tuple[_Take, ...] = (_Take(None, 1), _Take(0, 1))
 
 
 def capture(
-    subject: Subject, *, progress: Progress | None = None, use_cache: bool = True, workers: int | None = None
+    subject: Subject,
+    *,
+    progress: Progress | None = None,
+    use_cache: bool = True,
+    workers: int | None = None,
+    accept_unstable: bool = False,
 ) -> Captured:
-    """All graphs of a check. Each program is recorded from the state that this process has now."""
+    """All graphs of a check. Each program is recorded from the state that this process has now. Graphs that `accept_unstable`
+    lets through hold for one state of each rank's process: they may refute, and verify nothing."""
     begun = time.perf_counter()
     subject.check()
     world = subject.mesh.size
-    whats: list[int | None] = [None, *range(world), *CAPTURED_TWICE]
-    answers = _capture_all(subject, whats, progress, use_cache, workers)
-    for what, again in zip(CAPTURED_TWICE, answers[1 + world :], strict=True):
-        first = answers[whats.index(what)]
-        if first.texts != again.texts:
-            raise CaptureError(_difference(first.graphs[-1], again.graphs[-1], what))
-    sequential = answers[0].graphs[0]
-    relations, graphs = map(list, zip(*(answer.graphs for answer in answers[1 : 1 + world]), strict=True))
+    once = [_Take(None), *map(_Take, range(world))]
+    known: Sent = {}
+    answers = _capture_all(subject, [*once, *CAPTURED_TWICE], progress, use_cache, workers, known)
+    again = [_Take(rank, 1) for rank, _ in once if answers[_Take(rank)].asked and _Take(rank, 1) not in answers]
+    if again:
+        answers |= _capture_all(subject, again, progress, use_cache, workers, known)
+    different = next((_difference(take.rank, answers) for take in once if _differs(take.rank, answers)), None)
+    sequential = answers[_Take(None)].graphs[0]
+    relations, graphs = map(list, zip(*(answers[_Take(rank)].graphs for rank in range(world)), strict=True))
     joint, left_out = join(graphs), made_by_some(graphs)
     if not joint.findings:  # only now, as what a module's constructor sends must fit together too
         joint = settled(joint)
     captured = Captured(sequential, graphs, relations, joint, time.perf_counter() - begun)
+    if different is not None:
+        if not accept_unstable or _differs(None, answers):
+            raise CaptureError(different)
+        captured.unstable = different
     assumed = {a for graph in [sequential, *relations, *graphs] for a in graph.assumptions}
     captured.assumptions = sorted(assumed if left_out is None else {*assumed, left_out})
     return captured
 
 
+def _differs(rank: int | None, answers: dict[_Take, _Answer]) -> bool:
+    again = answers.get(_Take(rank, 1))
+    return again is not None and again.texts != answers[_Take(rank)].texts
+
+
 def _capture_all(
-    subject: Subject, whats: list[int | None], progress: Progress | None, use_cache: bool, workers: int | None
-) -> list[_Answer]:
+    subject: Subject, takes: list[_Take], progress: Progress | None, use_cache: bool, workers: int | None, known: Sent
+) -> dict[_Take, _Answer]:
+    """`known` are the objects that ranks have sent; it is added to."""
     adapters.warn_of_versions()
     holders = adapters.Holders()
-    known: Sent = {}
-    answers: dict[int, _Answer] = {}
-    pending = list(range(len(whats)))
+    if subject.opaque is None:
+        subject = replace(subject, opaque=frozenset(by_operator()))
+    answers: dict[_Take, _Answer] = {}
+    pending = takes
     while pending:
-        tasks = [_task(subject, whats, index, holders, known, use_cache) for index in pending]
-        failures: dict[int, GraphGuardError] = {}
+        tasks = [_task(subject, take, holders, known, use_cache) for take in pending]
+        failures: dict[_Take, GraphGuardError] = {}
         for position, result in run_isolated(tasks, workers):
-            index = pending[position]
+            take = pending[position]
             if isinstance(result, GraphGuardError):
-                failures[index] = result  # the others still run, so that the error shown is the same every time
+                failures[take] = result  # the others still run, so that the error shown is the same every time
                 continue
             with _uncollected():
-                answers[index] = pickle.loads(result)
+                answers[take] = pickle.loads(result)
             if progress is not None:
-                progress(_title(whats[index]), sum(a.complete for a in answers.values()), len(whats))
+                progress(_title(take.rank), sum(a.complete for a in answers.values()), len(takes))
         if failures:
-            raise _first_said(failures, answers, whats)
+            raise _first_said(failures, answers, takes)
         before = len(known)
-        for index in pending:
-            known |= answers[index].sent
-        pending = [index for index in pending if not answers[index].complete]
+        for take in pending:
+            known |= {key: sent for key, sent in answers[take].sent.items() if take.turn == 0}
+        pending = [take for take in pending if not answers[take].complete]
         if pending and len(known) == before:
-            raise _never_sent(answers, whats, sorted({str(whats[index]) for index in pending}))
-    return [answers[index] for index in range(len(whats))]
+            raise _never_sent(answers, sorted({str(take.rank) for take in pending}))
+    return answers
 
 
-def _never_sent(answers: dict[int, _Answer], whats: list[int | None], stuck: list[str]) -> GraphGuardError:
+def _never_sent(answers: dict[_Take, _Answer], stuck: list[str]) -> GraphGuardError:
     """Ranks wait for objects: a fault of the communication until then, if it does not fit together."""
     text = f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends"
-    graphs = {rank: answers[index].graphs[-1] for index, rank in enumerate(whats) if rank is not None}
+    graphs = {take.rank: answer.graphs[-1] for take, answer in answers.items() if take.rank is not None and take.turn == 0}
     findings = join([graphs[rank] for rank in sorted(graphs)]).findings
     return MismatchError(text, findings[0]) if findings else CaptureError(text)
 
 
-def _first_said(failures: dict[int, GraphGuardError], answers: dict[int, _Answer], whats: list[int | None]) -> GraphGuardError:
+def _first_said(failures: dict[_Take, GraphGuardError], answers: dict[_Take, _Answer], takes: list[_Take]) -> GraphGuardError:
     """What went wrong first: an exception, or communication before it that does not fit together."""
-    error = failures[min(failures)]
+    error = next(failures[take] for take in takes if take in failures)
     graphs: dict[int, Graph] = {}
-    for index, rank in enumerate(whats):
-        failure, answer = failures.get(index), answers.get(index)
+    for take in takes:
+        rank, failure, answer = take.rank, failures.get(take), answers.get(take)
         if rank is not None and isinstance(failure, ProgramError) and failure.before is not None:
-            graphs[rank] = failure.before
+            graphs.setdefault(rank, failure.before)
         elif rank is not None and answer is not None and answer.complete:
-            graphs[rank] = answer.graphs[-1]
-    world = len({rank for rank in whats if rank is not None})
-    raised = [rank for rank in map(whats.__getitem__, failures) if rank is not None]
+            graphs.setdefault(rank, answer.graphs[-1])
+    world = len({take.rank for take in takes if take.rank is not None})
+    raised = [take.rank for take in failures if take.rank is not None]
     finding = first_mismatch([graphs[rank] for rank in range(world)], raised) if len(graphs) == world else None
     if finding is not None:
         return MismatchError(str(error), finding)
@@ -196,45 +227,51 @@ def _title(rank: int | None) -> str:
     return "the sequential program" if rank is None else f"rank {rank}"
 
 
-def _task(
-    subject: Subject, whats: list[int | None], index: int, holders: adapters.Holders, known: Sent, use_cache: bool
-) -> Callable[[], bytes]:
-    rank, twice = whats[index], whats.count(whats[index]) > 1
+def _task(subject: Subject, take: _Take, holders: adapters.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
+    rank = take.rank
 
     def task() -> bytes:
-        if whats.index(rank) < index:  # what a program prints is shown once
+        ambient = Ambient(*take)
+        if take.turn > 0:  # what a program prints is shown once
             for stream in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         objects = ObjectExchange(known)
         try:
             if rank is None:
-                graphs = [_sequential(subject, holders, use_cache)]
+                graphs = [_sequential(subject, holders, ambient, use_cache)]
             else:
-                graphs = _rank(subject, rank, holders, objects, use_cache)
+                graphs = _rank(subject, rank, holders, ambient, objects, use_cache)
         except ObjectsMissing as missing:
             return pickle.dumps(_Answer([missing.before] if missing.before else [], [], objects.sent, False))
         for graph in graphs:
             require_wellformed(graph)
-        texts = [graph_json.dumps(graph) for graph in graphs] if twice else []
-        return pickle.dumps(_Answer(graphs, texts, objects.sent, True), pickle.HIGHEST_PROTOCOL)
+        ambient.finish()
+        texts = [graph_json.dumps(graph) for graph in graphs] if ambient.asked or not rank else []
+        graphs[-1].assumptions = tuple(sorted({*graphs[-1].assumptions, *ambient.lines()}))
+        return pickle.dumps(_Answer(graphs, texts, objects.sent, True, ambient.asked), pickle.HIGHEST_PROTOCOL)
 
     return task
 
 
 # ---------------------------------------------------------------------- in the child
-def _sequential(subject: Subject, holders: adapters.Holders, use_cache: bool) -> Graph:
+def _sequential(subject: Subject, holders: adapters.Holders, ambient: Ambient, use_cache: bool) -> Graph:
     ranks.leave_any_group()
-    recorder = Recorder(Graph("sequential"), use_cache=use_cache)
+    recorder = Recorder(Graph("sequential"), use_cache=use_cache, opaque=subject.opaque or ())
     adapters.adjust(recorder, holders)
+    ambient.vary(holders)
     inputs = {name: recorder.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
     return _record(subject.sequential, recorder, inputs, None, "the sequential program")
 
 
-def _rank(subject: Subject, rank: int, holders: adapters.Holders, objects: ObjectExchange, use_cache: bool) -> list[Graph]:
+def _rank(
+    subject: Subject, rank: int, holders: adapters.Holders, ambient: Ambient, objects: ObjectExchange, use_cache: bool
+) -> list[Graph]:
     mesh = ranks.become_rank(rank, subject.mesh)
     relation = Recorder(Graph(f"inputs of rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
-    recorder = Recorder(Graph(f"rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
+    graph = Graph(f"rank {rank}", mesh=subject.mesh, rank=rank)
+    recorder = Recorder(graph, use_cache=use_cache, opaque=subject.opaque or ())
     adapters.adjust(recorder, holders, objects)
+    ambient.vary(holders)
     local = _local_inputs(subject, rank, relation)
     relation.graph.outputs = {name: relation.value(tensor) for name, tensor in flat_inputs(local).items()}
     prune(relation.graph)
@@ -334,15 +371,22 @@ def _program_error(error: BaseException, who: str) -> ProgramError:
     return ProgramError(f"{who} raised {type(error).__name__}{where}: {text}", frames)
 
 
-def _difference(a: Graph, b: Graph, rank: int | None) -> str:
-    """Where two captures of one program part."""
+def _difference(rank: int | None, answers: dict[_Take, _Answer]) -> str:
+    """Where two captures of one program part, and what it asked for that differs between processes."""
+    one, other = answers[_Take(rank)], answers[_Take(rank, 1)]
+    pairs = list(zip(one.graphs, other.graphs, strict=True))
+    a, b = next((pair for pair in pairs if graph_json.dumps(pair[0]) != graph_json.dumps(pair[1])), pairs[-1])
+    asked = {**other.asked, **one.asked}
+    known = [f"{what} at {where}" if where else what for what, where in sorted(asked.items(), key=lambda item: item[1] is None)]
+    reason = ", ".join(known[:3]) or "time, addresses, unordered sets"
+    advice = f"remove what changes between runs and between ranks ({reason})"
     for mine, its in zip(a.nodes, b.nodes, strict=False):
         if str(mine) != str(its):
             return (
                 f"{_title(rank)} is not deterministic: two captures of it differ at {mine.source or its.source} "
-                f"({mine.op} against {its.op}); remove what changes between runs (time, addresses, unordered sets)"
+                f"({mine.op} against {its.op}); {advice}"
             )
     return (
         f"{_title(rank)} is not deterministic: two captures of it have {len(a.nodes)} and {len(b.nodes)} operations, or "
-        "different constants; remove what changes between runs (time, addresses, unordered sets)"
+        f"different constants; {advice}"
     )

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 
-from graphguard.aten.custom import BUILT_IN
+from graphguard.aten.operators import BUILT_IN
 from graphguard.counterexample import Element
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Node, Value

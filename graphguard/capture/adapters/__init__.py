@@ -32,6 +32,8 @@ from graphguard.capture.adapters.versions import check_version, warn_of_versions
 from graphguard.capture.detours import close_detours
 from graphguard.capture.device import present_devices
 from graphguard.capture.memory import close_memory
+from graphguard.capture.processes import watch_processes
+from graphguard.capture.text import guard_text
 from graphguard.capture.waits import watch_waits
 
 if TYPE_CHECKING:
@@ -48,9 +50,11 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     close_memory(recorder, holders)
     close_detours(recorder)
     present_devices(recorder)
+    guard_text(recorder)
+    watch_processes(recorder, holders)
     data.initialise_without_data(recorder, holders)
     devices.pretend_devices()
-    devices.give_addresses()
+    devices.give_addresses(recorder)
     torch.compiler.set_stance("force_eager")  # compiled functions run as they were written
     devices.note_autocast(recorder)
     devices.locate_custom_functions(recorder)

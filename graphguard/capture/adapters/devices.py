@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphguard.errors import CaptureError
+
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
-
 
 
 def pretend_devices() -> None:
@@ -28,7 +29,7 @@ def pretend_devices() -> None:
     torch.distributions.Distribution.set_default_validate_args(False)  # it reads values; programs are taken to be valid
 
 
-def give_addresses() -> None:
+def give_addresses(recorder: Recorder) -> None:
     """Without data every address is 0: programs that look for shared memory would find it everywhere. What is written with
     torch is not there either for tensors with data, so that none has its own address: to read there ends the process."""
     addresses: dict[int, int] = {}
@@ -36,6 +37,8 @@ def give_addresses() -> None:
     of_storage, of_tensor = torch.UntypedStorage.data_ptr, torch.Tensor.data_ptr
 
     def storage_address(self: torch.UntypedStorage) -> int:
+        if recorder.bodies:
+            raise CaptureError("it asks for an address")  # to hand it to code that is not Python
         if self.nbytes() == 0:
             return of_storage(self)  # type: ignore[no-any-return]
         if self._cdata not in addresses:
@@ -57,7 +60,10 @@ def note_autocast(recorder: Recorder) -> None:
 
     def noted(self: Any) -> Any:
         recorder.assume("torch.autocast changes the precision of operations, not their meaning: its casts are not recorded")
-        return enter(self)
+        entered = enter(self)
+        if self.device == "cpu":  # constants have data there, and would be cast alone
+            torch.set_autocast_dtype("cpu", torch.float32)
+        return entered
 
     torch.autocast.__enter__ = noted
 

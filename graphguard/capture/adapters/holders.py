@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import _collective_utils
 from torch.nn import init
+
+from graphguard.capture.ambient import ORIGINALS
 
 OBJECT_COLLECTIVES = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
                       "send_object_list", "recv_object_list")  # fmt: skip
@@ -27,6 +30,7 @@ class Holders:
         originals += [_collective_utils.mesh_scatter, _collective_utils.mesh_broadcast]
         originals += [getattr(dist, name) for name in OBJECT_COLLECTIVES]
         originals.append(torch._C._to_dlpack)
+        originals += [*ORIGINALS, _thread.start_new_thread]
         wanted = {id(original) for original in originals}
         self._found: dict[int, list[tuple[dict[str, Any], str]]] = {key: [] for key in wanted}
         for title, module in list(sys.modules.items()):
