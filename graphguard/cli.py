@@ -20,6 +20,7 @@ from graphguard.errors import GraphGuardError, ProgramError
 if TYPE_CHECKING:
     from graphguard.api import Job
     from graphguard.checks import Outcome
+    from graphguard.discovery import Selection
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -34,6 +35,7 @@ app = typer.Typer(
 lemmas = typer.Typer(no_args_is_help=True, help="The rules that the prover has for operators.")
 app.add_typer(lemmas, name="lemmas")
 _INTERRUPTED = 130  # as shells have it for Ctrl-C
+_MOST_SKIPPED = 3  # files that are named
 
 
 class VerifyFormat(StrEnum):
@@ -134,22 +136,21 @@ class _Verification:
         self.written: list[str] = []  # lines of text that go to a file
 
     def run(self, paths: list[str]) -> int:
-        from graphguard.checks import exit_code, find_all_checks
+        from graphguard.checks import exit_code
+        from graphguard.discovery import select
         from graphguard.render.progress import Progress
         from graphguard.runner import run
 
         site = self._site()
         progress = Progress(sys.stderr, 0)
         try:
-            checks = find_all_checks(paths)
-            progress.total = len(checks)
-            with closing(run(checks, self.jobs, progress, listing=site is not None)) as outcomes:
+            selection = select(paths)
+            with closing(run(selection.targets, self.jobs, progress, listing=site is not None)) as outcomes:
                 for outcome in outcomes:
                     progress.clear()
-                    self.outcomes.append(outcome)
-                    if site is not None:
-                        site.add(outcome)
-                    self._show(outcome)
+                    self._take(outcome, site)
+            for outcome in selection.bare(self.outcomes):
+                self._take(outcome, site)
             if site is not None:
                 site.finish()
         except KeyboardInterrupt:
@@ -159,8 +160,14 @@ class _Verification:
             _leave_at_once(_INTERRUPTED)
         finally:
             progress.clear()
-        self._finish()
+        self._finish(selection)
         return exit_code(self.outcomes)
+
+    def _take(self, outcome: Outcome, site: Any) -> None:
+        self.outcomes.append(outcome)
+        if site is not None:
+            site.add(outcome)
+        self._show(outcome)
 
     def _site(self) -> Any:
         if self.html is None:
@@ -173,7 +180,7 @@ class _Verification:
         from graphguard.render.terminal import Look, concise_lines, outcome_lines
 
         if outcome.error is not None:
-            _print_error(outcome.error, f"{outcome.check}: ")
+            _print_error(outcome.error, outcome.complaint)
         if self.quiet and outcome.as_expected:
             return
         lines_of = outcome_lines if self.format is VerifyFormat.full else concise_lines
@@ -184,16 +191,18 @@ class _Verification:
         if outcome.report is not None and (self.format.is_text or self.output is not None):
             _print_lines(lines_of(outcome, Look.of(sys.stdout, self.verbose)))
 
-    def _finish(self) -> None:
+    def _finish(self, selection: Selection) -> None:
         text = "".join(f"{line}\n" for line in [*self.written, _summary(self.outcomes)])
         if not self.format.is_text:
-            text = _projected(self.format, self.outcomes)
+            text = _projected(self.format, self.outcomes, selection)
         if self.output is not None:
             from graphguard.render.write import write_text
 
             write_text(self.output, text)
         elif not self.format.is_text:
             print(text, end="")
+        if not self.quiet:
+            _tell_of_skipped(selection, self.verbose)
         if not self.quiet and (self.format.is_text or self.output is not None):
             print(_summary(self.outcomes))
 
@@ -216,11 +225,12 @@ def _leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome]) -> str:
+def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome], selection: Selection) -> str:
     """The JSON of all checks, or what another format makes of it."""
     from graphguard.checks import to_plain
 
     plain = to_plain(outcomes)
+    plain["skipped"] = [{"path": each.path, "why": each.why} for each in selection.skipped]
     if output_format is VerifyFormat.junit:
         from graphguard.render.junit import junit
 
@@ -330,7 +340,7 @@ def demo() -> None:
 def _job(target: str) -> Job:
     """The one job of a check."""
     from graphguard.api import collecting
-    from graphguard.checks import find_checks
+    from graphguard.discovery import find_checks
     from graphguard.errors import UsageError
 
     checks = find_checks(target)
@@ -353,6 +363,15 @@ def _print_lines(lines: Sequence[str]) -> None:
 def _summary(outcomes: Sequence[Outcome]) -> str:
     unexpected = sum(not outcome.as_expected for outcome in outcomes)
     return f"{_counted(outcomes)}; {'all as expected' if not unexpected else f'{unexpected} not as expected'}"
+
+
+def _tell_of_skipped(selection: Selection, verbose: bool) -> None:
+    """Files of folders that were not imported, as they cannot have checks; whoever thinks otherwise should see it."""
+    skipped = [each for each in selection.skipped if verbose or each.telling]
+    for each in skipped[: None if verbose else _MOST_SKIPPED]:
+        print(f"skipped: {each.path} {each.why}", file=sys.stderr)
+    if len(skipped) > _MOST_SKIPPED and not verbose:
+        print(f"skipped: {len(skipped) - _MOST_SKIPPED} more; -v names them", file=sys.stderr)
 
 
 def _counted(outcomes: Sequence[Outcome]) -> str:
@@ -382,8 +401,8 @@ def _clear_progress() -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _print_error(error: GraphGuardError, who: str = "") -> None:
-    print(f"error: {who}{error}", file=sys.stderr)
+def _print_error(error: GraphGuardError, text: str | None = None) -> None:
+    print(f"error: {error if text is None else text}", file=sys.stderr)
     if isinstance(error, ProgramError):
         for (file, line, function), calls in groupby(error.frames):
             times = len(list(calls))
