@@ -73,13 +73,11 @@ def settled(name: str, expect: str, scope: Scope, returned: Any, raised: NotVeri
     if scope.checks:
         marked = ", ".join(_name_of(each.function) for each in scope.checks)
         raise UsageError(
-            f"{who} marks {marked} as a check while it runs, which is too late; mark checks where files are imported"
+            f"{who} marks {marked} as a check while it runs, which is too late; mark it where the file is imported"
         )
     for call in scope.calls:
         if call.error is not None:
-            raise UsageError(
-                f"{who} catches an error of gg.verify, so there is a report that it lacks: {first_line(call.error)}"
-            )
+            raise UsageError(f"{who} catches an error of gg.verify, so a report is missing: {first_line(call.error)}")
     made = [call.report for call in scope.calls]
     if len(made) > 1:
         raise UsageError(f"{who} makes {len(made)} reports; a check makes one and returns it, so write one check for each")
@@ -138,7 +136,7 @@ def to_plain(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:
-    """That of all checks together: an error counts most, then a wrong verdict, then a missing one. No check at all is an error."""
+    """That of all checks together: an error counts most, then a wrong verdict, then a missing one. No check is an error."""
     codes = {outcome.exit_code for outcome in outcomes} or {2}
     return next((code for code in (2, 1, 3) if code in codes), 0)
 
@@ -161,6 +159,11 @@ def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verifi
         with suppress(AttributeError, TypeError):  # a builtin takes no attributes; the mark is for pytest
             setattr(marked, MARK, expect)
         scope = innermost()
+        if scope is None and _is_left_to_pytest(marked):
+            raise UsageError(
+                f"pytest runs the check {_name_of(marked)} without GraphGuard's plugin, so nobody would look at its report; "
+                "add -p graphguard.pytest_plugin"
+            )
         if scope is not None:
             if any(each.function is marked for each in scope.checks):
                 raise UsageError(f"@gg.check marks {_name_of(marked)} twice; mark it once")
@@ -169,6 +172,14 @@ def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verifi
         return marked
 
     return mark if function is None else mark(function)
+
+
+def _is_left_to_pytest(function: Any) -> bool:
+    """Whether pytest collects it by its name, and drops what it returns."""
+    collects = "PYTEST_VERSION" in os.environ and "_pytest.python" in sys.modules
+    return (
+        collects and "graphguard.pytest_plugin" not in sys.modules and _name_of(function).rpartition(".")[2].startswith("test")
+    )
 
 
 def named(marks: Sequence[Marked], file_of: Callable[[str], str]) -> list[Check]:

@@ -1,7 +1,7 @@
 """Which Python files of a folder are looked at for checks.
 
-Importing a file may do anything, so only those are imported that can have checks: they mention graphguard, or import a file that
-does, over any number of steps. What is left out is said.
+Importing a file may do anything, so only those are imported that can have checks: they mention graphguard, or import a file
+that does, over any number of steps. What is left out is said.
 """
 
 from __future__ import annotations
@@ -64,11 +64,15 @@ def _walk(folder: str, above: frozenset[str]) -> Iterator[Skipped]:
         if entry.is_dir():
             why = _passed_by(entry)
             if why:
-                yield Skipped(entry.path, why, telling=False)
+                yield Skipped(_short(entry.path), why, telling=False)
             else:
                 yield from _walk(entry.path, above | {here})
         elif entry.name.endswith(".py"):
-            yield Skipped(entry.path, "is hidden" if entry.name.startswith(".") else "")
+            yield Skipped(_short(entry.path), "is hidden" if entry.name.startswith(".") else "")
+
+
+def _short(path: str) -> str:
+    return path.removeprefix(os.path.join(os.curdir, ""))
 
 
 def _passed_by(entry: os.DirEntry[str]) -> str:

@@ -13,7 +13,7 @@ from graphguard.errors import ProgramError, first_line
 try:
     import posix as system  # where `os` has these functions from
 except ImportError:
-    system = os  # type: ignore[misc, assignment]
+    system = os  # type: ignore[misc]
 
 _ENDINGS = ("_exit", "execv", "execve")
 

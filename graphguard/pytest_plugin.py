@@ -16,9 +16,11 @@ _modules: dict[str, Scope] = {}  # by file: the lemmas of test modules
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Any) -> Iterator[Any]:
+    """A test has the lemmas that it registers for itself."""
     _running.append(item)
     try:
-        return (yield)
+        with opened():
+            return (yield)
     finally:
         _running.pop()
 
@@ -42,8 +44,9 @@ def pytest_make_collect_report(collector: Any) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
-    """A test has the lemmas of its module, and those that it registers itself."""
-    with opened(_modules.get(str(item.path), Scope())), opened(Scope()):
+    """A test has the lemmas of its module. Those of fixtures are for all tests: which test comes first must not matter."""
+    path = str(item.path)
+    with opened(_modules.setdefault(path, Scope(home=path))):
         return (yield)
 
 

@@ -1,7 +1,7 @@
 """Imports files and runs their checks; the outcomes come in the order of the files and of the checks in them.
 
-Several files, or several processes: each file is imported in a process of its own, so that nothing that it registers, imports or
-changes is seen by the next. One file alone is imported here.
+Several files, or several processes: each file is imported in a process of its own, so that nothing that it registers, imports
+or changes is seen by the next. One file alone is imported here.
 """
 
 from __future__ import annotations

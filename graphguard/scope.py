@@ -1,4 +1,4 @@
-"""What belongs to whom while code of the user's runs: checks that are marked, reports that are made, lemmas that are registered.
+"""What belongs to whom while code of the user's runs: checks that are marked, reports that are made, lemmas that are said.
 
 A scope is open while a file is imported or a check runs. What happens inside belongs to the innermost one, so that nothing is
 lost, and nothing leaks into the next check. Outside of all scopes, in a plain script, it belongs to the process.
@@ -97,7 +97,7 @@ def lemmas_in_scope() -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- files
 def home() -> tuple[str, int | None]:
-    """The file whose top level runs now, the innermost of those that import each other, and its line; "" where there is none."""
+    """The file whose top level runs now, the innermost of those that import each other, and its line; "" if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "<module>" and isinstance(file := frame.f_globals.get("__file__"), str):

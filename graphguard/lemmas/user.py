@@ -203,8 +203,9 @@ def lemma(
 
 
 def registered() -> list[Lemma]:
-    """The lemmas of this process, by operator."""
-    return [_REGISTERED[operator] for operator in sorted(_REGISTERED)]
+    """The lemmas of this process and of what runs now, by operator."""
+    known = by_operator()
+    return [known[operator] for operator in sorted(known)]
 
 
 def registered_by(files: Iterable[str]) -> list[Lemma]:

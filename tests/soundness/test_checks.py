@@ -39,11 +39,7 @@ HEAD = """
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    modules = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    return tmp_path
 
 
 def write(name, *parts, head=HEAD):
@@ -57,6 +53,9 @@ def verify(capfd, *args):
     """Exit code; {file::name: verdict or error}; stderr."""
     with pytest.raises(SystemExit) as stop:
         main(["verify", *args, "--output-format", "json"])
+    for name, module in list(sys.modules.items()):  # each run begins without those of the last one
+        if str(getattr(module, "__file__", "")).startswith(os.getcwd()):
+            del sys.modules[name]
     out, err = capfd.readouterr()
     found = json.loads(out)["checks"]
     names = [f"{each['file']}::{each['name']}" for each in found]
@@ -74,7 +73,10 @@ DROPPED = [
     ("bad(); return KEPT", "makes a report and returns another; return the one that it makes"),
     ("yield good()", "returned generator; it must return gg.verify(...)"),
     ("return True", "returned bool; it must return gg.verify(...)"),
-    ("gg.check(good); return good()", "marks good as a check while it runs, which is too late; mark it where the file is imported"),
+    (
+        "gg.check(good); return good()",
+        "marks good as a check while it runs, which is too late; mark it where the file is imported",
+    ),
 ]
 CAUGHT = """
     @gg.check
@@ -233,7 +235,10 @@ def test_a_name_selects_all_that_have_it(folder, capfd):
         ("gg.check(good); gg.check(good)", "@gg.check marks good twice; mark it once"),
         ("gg.check(3)", "@gg.check marks a function, not int"),
         ("gg.check(classmethod(good))", "@gg.check marks a function, not classmethod"),
-        ("gg.check(expect='Verified')(good)", "@gg.check(expect='Verified'): the verdict is one of verified, refuted, unproven"),
+        (
+            "gg.check(expect='Verified')(good)",
+            "@gg.check(expect='Verified'): the verdict is one of verified, refuted, unproven",
+        ),
     ],
 )
 def test_a_mark_that_cannot_be_is_an_error_of_the_file(folder, capfd, mark, error):
@@ -255,21 +260,24 @@ def test_the_checks_of_what_a_file_imports_run_with_it_and_once(folder, capfd):
 def test_files_of_a_folder_that_lead_to_graphguard_are_imported(folder, capfd):
     hidden = "@h.check\ndef c():\n    return h.bad()\n"
     write("suite/tools/gg_helpers.py", "from graphguard import check")
-    write("suite/direct.py", "import gg_helpers as h", hidden, head="import sys; sys.path.append('suite/tools')")
+    write("suite/direct.py", "from tools import gg_helpers as h", hidden, head="")
     write("suite/tools/beside.py", "import json, gg_helpers as h", hidden, head="")
     write("suite/tools/further.py", "from beside import h", hidden, head="")
     write("suite/package/__init__.py", head="")
     write("suite/package/helpers.py", "from graphguard import check")
     write("suite/package/sub/__init__.py", head="")
     write("suite/package/sub/relative.py", "from .. import helpers as h", hidden, head="")
-    write("suite/package/sub/names.py", "from ..helpers import (  # a\n    check, bad)\n@check\ndef c():\n    return bad()\n", head="")
+    write(
+        "suite/package/sub/names.py",
+        "from ..helpers import (  # a\n    check, bad)\n@check\ndef c():\n    return bad()\n",
+        head="",
+    )
     write("suite/script.py", "raise SystemExit('imported')", head="")
     write("suite/__main__.py", "import graphguard; raise SystemExit('imported')", head="")
     write("suite/.hidden/d.py", "gg.check(bad)")
     code, found, err = verify(capfd, "suite")
-    assert code == 2  # suite/direct.py cannot be imported, as suite/tools is not below its own folder; so it is said
-    assert found == {
-        "suite/direct.py::import": found["suite/direct.py::import"],
+    assert code == 1 and found == {
+        "suite/direct.py::c": "refuted",
         "suite/tools/beside.py::c": "refuted",
         "suite/tools/further.py::c": "refuted",
         "suite/package/sub/relative.py::c": "refuted",
@@ -321,7 +329,7 @@ def test_a_file_that_cannot_be_imported_is_an_entry_in_every_format(folder, capf
     write("suite/d.py", "gg.check(good)")
     code, found, err = verify(capfd, "suite", "-j", jobs)
     assert code == 2 and list(found) == ["suite/a.py::good", "suite/b.py::import", "suite/c.py::import", "suite/d.py::good"]
-    assert found["suite/b.py::import"] == "suite/b.py:23: importing the file raised NameError: name 'nothing' is not defined"
+    assert found["suite/b.py::import"] == "suite/b.py:22: importing the file raised NameError: name 'nothing' is not defined"
     assert found["suite/c.py::import"] == "suite/c.py: the process that imported the file ended by signal 9"
     assert f"error: {found['suite/b.py::import']}\n" in err
     for form in ("junit", "sarif", "github", "full"):
@@ -335,15 +343,15 @@ def test_a_file_that_cannot_be_imported_is_an_entry_in_every_format(folder, capf
             (invocation,) = json.loads(out)["runs"][0]["invocations"]
             assert not invocation["executionSuccessful"] and len(invocation["toolExecutionNotifications"]) == 2
         elif form == "github":
-            assert out.count("::error file=suite/") == 2 and "::error file=suite/b.py,line=23,title=" in out
+            assert out.count("::error file=suite/") == 2 and "::error file=suite/b.py,line=22,title=" in out
         else:
             assert out.endswith("2 verified, 2 that could not run; 2 not as expected\n")
 
 
 def test_a_check_that_kills_its_process_leaves_the_others_of_its_file(folder, capfd):
-    file = write("a.py", "@gg.check\ndef dies():\n    os.abort()\n", "gg.check(bad); gg.check(good)")
+    file = write("a.py", "@gg.check\ndef dies():\n    os.kill(os.getpid(), 9)\n", "gg.check(bad); gg.check(good)")
     code, found, _ = verify(capfd, file, "-j", "2")
-    assert code == 2 and found["a.py::dies"] == "the process that ran the check dies ended by signal 6"
+    assert code == 2 and found["a.py::dies"] == "the process that ran the check dies ended by signal 9"
     assert (found["a.py::bad"], found["a.py::good"]) == ("refuted", "verified")
 
 
@@ -426,23 +434,28 @@ TESTS = """
 """
 
 
-def outcomes(file, *args):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def pytest_of(*args):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", *args]
-    done = subprocess.run([*command, *file], capture_output=True, text=True, env=environment, timeout=240)
-    lines = [line.split(" - ")[0].split("::", 1) for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED"))]
-    return done, {name: head.split()[0] for head, name in lines}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
 
 
 def test_a_test_that_is_a_check_fails_unless_its_verdict_is_the_expected_one(folder):
     write("test_x.py", TESTS)
     write("test_ops.py", OPERATOR, LEMMA, DOUBLES.replace("def ", "@gg.check\ndef test_"))
     write("test_z.py", "from test_ops import double", DOUBLES.replace("def ", "@gg.check\ndef test_"))
-    done, found = outcomes(["test_ops.py", "test_x.py", "test_z.py"], "-p", "graphguard.pytest_plugin")
-    assert found.pop("test_doubles") == "FAILED"  # that of the last module, which has no lemma
-    assert "PASSED test_ops.py::test_doubles" in done.stdout
-    assert found == {
-        "test_good": "PASSED", "test_caught": "PASSED", "test_bad": "FAILED", "test_missed": "FAILED", "test_drops": "FAILED",
-        "test_returns_nothing": "FAILED", "TestClass::test_method": "FAILED",
+    done = pytest_of("-p", "graphguard.pytest_plugin", "test_ops.py", "test_x.py", "test_z.py")
+    lines = [line.split(" - ")[0].split() for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED"))]
+    assert {name: outcome for outcome, name in lines} == {
+        "test_ops.py::test_doubles": "PASSED", "test_z.py::test_doubles": "FAILED",  # the second has no lemma
+        "test_x.py::test_good": "PASSED", "test_x.py::test_caught": "PASSED", "test_x.py::test_bad": "FAILED",
+        "test_x.py::test_missed": "FAILED", "test_x.py::test_drops": "FAILED", "test_x.py::test_returns_nothing": "FAILED",
+        "test_x.py::TestClass::test_method": "FAILED",
     }  # fmt: skip
     assert "the check test_bad is refuted, but verified is expected" in done.stdout and "1 skipped" in done.stdout
+
+
+def test_without_the_plugin_pytest_is_told_that_a_check_is_no_test(folder):
+    write("test_x.py", "@gg.check\ndef test_bad():\n    return bad()\n")
+    done = pytest_of("test_x.py")
+    assert done.returncode == 2 and "pytest runs the check test_bad without GraphGuard's plugin" in done.stdout
