@@ -13,9 +13,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from graphguard import __version__
-from graphguard.errors import GraphGuardError, ProgramError
+from graphguard.errors import GraphGuardError, ProgramError, UsageError
 
 if TYPE_CHECKING:
     from graphguard.api import Job
@@ -23,7 +24,20 @@ if TYPE_CHECKING:
     from graphguard.discovery import Selection
 
 _HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Whoever read the results went away: not all was said. Exit code 1, which click has for it, means something else."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(2) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -74,7 +88,6 @@ def capture(
     """Show the graphs of a check: the sequential program, and every rank. Exits with 1 if the ranks do not fit together."""
     from graphguard import graph_json
     from graphguard.capture.session import capture as capture_subject
-    from graphguard.errors import UsageError
 
     if sequential and rank is not None:
         raise UsageError("give --rank or --sequential, not both")
@@ -114,8 +127,6 @@ def verify(
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
     is unproven, 130 after Ctrl-C."""
-    from graphguard.errors import UsageError
-
     if quiet and verbose:
         raise UsageError("give -q or -v, not both")
     if jobs < 1:
@@ -205,6 +216,7 @@ class _Verification:
             _tell_of_skipped(selection, self.verbose)
         if not self.quiet and (self.format.is_text or self.output is not None):
             print(_summary(self.outcomes))
+        sys.stdout.flush()  # what cannot be written is noticed here, while there is an exit code to choose
 
 
 @contextmanager
@@ -317,8 +329,6 @@ def mutate(
 @app.command()
 def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture or engine.")] = "capture") -> None:
     """Measure this machine."""
-    from graphguard.errors import UsageError
-
     if what == "capture":
         from graphguard.bench.capture import main as run_benchmark
     elif what == "engine":
@@ -341,7 +351,6 @@ def _job(target: str) -> Job:
     """The one job of a check."""
     from graphguard.api import collecting
     from graphguard.discovery import find_checks
-    from graphguard.errors import UsageError
 
     checks = find_checks(target)
     if len(checks) > 1:
@@ -412,14 +421,18 @@ def _print_error(error: GraphGuardError, text: str | None = None) -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line, and turn errors into one line on stderr and exit code 2."""
+    if sys.stderr is None:  # it was closed; what would be said there is not heard
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
+        if sys.stdout is None:
+            raise UsageError("stdout is closed, so there is no place for results; redirect it to /dev/null, and give --output")
         return app(args)
     except GraphGuardError as error:
         _clear_progress()
         _print_error(error)
         sys.exit(2)
-    except BrokenPipeError:  # whoever read the results went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"error: the results cannot be written: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         print(f"error: {type(error).__name__} in GraphGuard itself: {error}; please report it", file=sys.stderr)
