@@ -251,6 +251,7 @@ def _serve(pipe: Connection, target: Target, threads: int, shown: bool, listing:
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         if "OMP_NUM_THREADS" not in os.environ and "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(threads)

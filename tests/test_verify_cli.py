@@ -443,6 +443,38 @@ def test_the_command_runs_as_a_process(folder):
     assert result.returncode == 0 and result.stdout.startswith("refuted (as expected): checks.py::caught\n")
 
 
+def _closed_pipe():
+    read, write_end = os.pipe()
+    os.close(read)
+    return write_end
+
+
+@pytest.mark.parametrize(
+    ("stdout", "text"),
+    [
+        (_closed_pipe, b""),
+        (partial(os.open, "/dev/full", os.O_WRONLY), b"error: the results cannot be written: No space left on device\n"),
+    ],
+)
+@pytest.mark.parametrize("form", ["concise", "json"])
+def test_results_that_cannot_be_written_are_an_error(folder, stdout, text, form):
+    code = "from graphguard.cli import main; main()"
+    arguments = [sys.executable, "-c", code, "verify", write(folder, "checks.py", CAUGHT), "--output-format", form]
+    opened = stdout()
+    done = subprocess.run(arguments, stdout=opened, stderr=subprocess.PIPE, timeout=120)
+    os.close(opened)
+    assert (done.returncode, done.stderr) == (2, text)
+
+
+def test_a_closed_stream_is_no_traceback(folder):
+    file = write(folder, "checks.py", CAUGHT)
+    command = f"{sys.executable} -c 'from graphguard.cli import main; main()' verify {file}"
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, timeout=120)
+    assert done.returncode == 2 and done.stderr.startswith(b"error: stdout is closed, so there is no place for results; ")
+    done = subprocess.run(["sh", "-c", f"{command} 2>&-"], stdout=subprocess.PIPE, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith(b"refuted (as expected): checks.py::caught\n")
+
+
 # ---------------------------------------------------------------------- other commands
 def test_lemmas_are_listed(capsys, monkeypatch):
     rows = [
