@@ -44,7 +44,7 @@ def look_through(folder: str) -> tuple[list[str], list[Skipped]]:
         elif os.path.basename(path) in _PROGRAMS:
             skipped.append(Skipped(path, "is a program of its own"))
         elif not _uses_graphguard(path, folder):
-            skipped.append(Skipped(path, "does not use graphguard"))
+            skipped.append(Skipped(path, "does not use graphguard", telling=os.path.basename(path) != "__init__.py"))
         else:
             files.append(path)
     return files, skipped

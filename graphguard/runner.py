@@ -7,12 +7,14 @@ or changes is seen by the next. One file alone is imported here.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn, Protocol
 
@@ -118,10 +120,12 @@ class _Pool:
         for pipe in wait([worker.pipe for worker in self.workers]):
             worker = next(worker for worker in self.workers if worker.pipe is pipe)
             try:
-                message, *content = worker.pipe.recv()
+                message, *content = _Reader(BytesIO(worker.pipe.recv_bytes())).load()
             except (EOFError, OSError):
                 self._bury(worker)
                 continue
+            except Exception as error:  # something in a report is of a class that only the user's modules have
+                message, *content = "outcome", None, InternalError(f"the report of {worker.check.name} cannot be read: {error}")
             getattr(self, f"_{message}")(worker, *content)
 
     def _needs_one_more(self, file: _File) -> bool:
@@ -234,6 +238,15 @@ class _Worker:
                     kill(self.pid, signal.SIGKILL)
             self.end()
         self.pipe.close()
+
+
+class _Reader(pickle.Unpickler):
+    """Reads what a worker says, and imports nothing of the user's for it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in sys.modules and not module.startswith("graphguard."):
+            raise pickle.UnpicklingError(f"it has a {name}, which only {module} knows")
+        return super().find_class(module, name)
 
 
 def _warm_up() -> None:

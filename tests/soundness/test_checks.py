@@ -360,6 +360,12 @@ def test_an_error_of_a_class_of_the_users_own_reaches_the_report(folder, capfd):
     assert verify(capfd, file, "-j", "2")[:2] == (2, {"a.py::c": "no luck"})
 
 
+def test_what_a_report_has_of_the_users_own_is_not_imported_by_the_parent(folder, capfd):
+    own = "class Mine(str): ...\n@gg.check\ndef c():\n    report = good()\n    report.notes.append(Mine())\n    return report\n"
+    expected = {"a.py::c": "the report of c cannot be read: it has a Mine, which only a knows"}
+    assert verify(capfd, write("a.py", own), "-j", "2")[:2] == (2, expected)
+
+
 # ---------------------------------------------------------------------- lemmas
 OPERATOR = """
     import torch
