@@ -36,6 +36,7 @@ from graphguard.parameters import (
 )
 from graphguard.relation import Input, mesh_of
 from graphguard.report import Report
+from graphguard.scope import counted
 from graphguard.verdict import assumptions_of, report_of, unread_inputs
 
 MeshLike = Mapping[str, int] | int
@@ -78,6 +79,7 @@ def showing(progress: Progress | None) -> Iterator[None]:
         _PROGRESS.reset(token)
 
 
+@counted
 def verify(
     sequential: Callable[..., Any],
     distributed: Callable[..., Any],
@@ -107,6 +109,7 @@ def verify(
     return _run(Job(_functions(sequential, distributed, mesh, inputs, local_inputs), outputs, None, lemmas, trials, seed))
 
 
+@counted
 def verify_model(
     sequential: Callable[[], torch.nn.Module],
     distributed: Callable[[Any], torch.nn.Module],

@@ -1,67 +1,97 @@
-"""`@gg.check`: functions that a command line or a test runner finds in files, and what comes out of running them."""
+"""`@gg.check`: functions that return a report, and what comes out of running them."""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import inspect
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, overload
 
-from graphguard.errors import GraphGuardError, ProgramError, UsageError, first_line
+from graphguard.errors import GraphGuardError, UsageError, first_line
+from graphguard.foreign import as_sentence, staying
 from graphguard.report import VERSION, NotVerifiedError, Report
+from graphguard.scope import Marked, Scope, home, innermost, opened
 
 VERDICTS = ("verified", "refuted", "unproven")
-_MARK = "__graphguard_expect__"
+MARK = "__graphguard_expect__"
+IMPORT = "import"  # in the place of the name of a check, where a file cannot be imported; no function has this name
 
 
 @dataclass(frozen=True)
 class Check:
+    """`function` is None where another process has it."""
+
     name: str
     file: str
-    function: Callable[[], Any]
+    function: Callable[[], Any] | None
     expect: str
+    line: int | None = None
 
     def __str__(self) -> str:
         return f"{self.file}::{self.name}"
 
-    @property
-    def line(self) -> int | None:
-        """Where it is defined."""
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
-        return None if code is None else code.co_firstlineno
-
     def run(self) -> Any:
         """What the check returns; what it raises becomes one sentence."""
+        assert self.function is not None
+        needed = _needed(self.function)
+        if needed:
+            raise UsageError(f"the check {self.name} takes {needed}; a check takes no arguments")
+        here = os.getpid()
         try:
-            with _staying():
+            with staying():
                 return self.function()
         except (GraphGuardError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            raise _raised(error, self.file, f"the check {self.name}") from None
+            raise as_sentence(error, self.file, f"the check {self.name}") from None
+        finally:
+            if os.getpid() != here:  # a fork that the check made and forgot would go on with the run
+                os._exit(1)
 
     def outcome(self) -> Outcome:
         """What comes of running the check. What it prints goes to stderr: stdout is for results."""
+        returned, raised = None, None
         try:
-            with redirect_stdout(sys.stderr):
-                report = self.run()
-        except NotVerifiedError as error:
-            report = error.report
+            with opened() as scope, redirect_stdout(sys.stderr):
+                try:
+                    returned = self.run()
+                except NotVerifiedError as error:
+                    raised = error
+            return Outcome(self, settled(self.name, self.expect, scope, returned, raised), None)
         except GraphGuardError as error:
             return Outcome(self, None, error)
-        if not isinstance(report, Report):
-            if inspect.iscoroutine(report):
-                report.close()  # else Python warns that nobody waits for it
-            wrong = UsageError(f"the check {self.name} returned {type(report).__name__}; it must return gg.verify(...)")
-            return Outcome(self, None, wrong)
-        return Outcome(self, report, None)
+
+
+def settled(name: str, expect: str, scope: Scope, returned: Any, raised: NotVerifiedError | None = None) -> Report:
+    """The one report of a check that has run. A report that it made and did not return is an error, whatever its verdict: what
+    nobody looks at might as well not have been made."""
+    who = f"the check {name}"
+    if scope.checks:
+        marked = ", ".join(_name_of(each.function) for each in scope.checks)
+        raise UsageError(
+            f"{who} marks {marked} as a check while it runs, which is too late; mark it where the file is imported"
+        )
+    for call in scope.calls:
+        if call.error is not None:
+            raise UsageError(f"{who} catches an error of gg.verify, so a report is missing: {first_line(call.error)}")
+    made = [call.report for call in scope.calls]
+    if len(made) > 1:
+        raise UsageError(f"{who} makes {len(made)} reports; a check makes one and returns it, so write one check for each")
+    if raised is not None:
+        if expect != "verified":
+            raise UsageError(f"{who} expects {expect}, but raises unless it is verified; return gg.verify(...) instead")
+        returned = raised.report
+    if not isinstance(returned, Report):
+        if inspect.iscoroutine(returned):
+            returned.close()  # else Python warns that nobody waits for it
+        raise UsageError(f"{who} returned {type(returned).__name__}; it must return gg.verify(...)")
+    if made and returned is not made[0]:
+        raise UsageError(f"{who} makes a report and returns another; return the one that it makes")
+    return returned
 
 
 @dataclass(frozen=True)
@@ -85,6 +115,12 @@ class Outcome:
             return 0
         return 3 if self.report.verdict == "unproven" else 1
 
+    @property
+    def complaint(self) -> str:
+        """The error, with the check whose error it is; that of a file names the file by itself."""
+        text = str(self.error)
+        return text if self.check.name == IMPORT and self.check.file in text else f"{self.check}: {text}"
+
     def to_plain(self) -> dict[str, Any]:
         """As JSON has it. A check that could not run has an error instead of a verdict, and nothing in its report."""
         check = self.check
@@ -100,146 +136,90 @@ def to_plain(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:
-    """That of all checks together: an error counts most, then a wrong verdict, then a missing one."""
-    codes = {outcome.exit_code for outcome in outcomes}
+    """That of all checks together: an error counts most, then a wrong verdict, then a missing one. No check is an error."""
+    codes = {outcome.exit_code for outcome in outcomes} or {2}
     return next((code for code in (2, 1, 3) if code in codes), 0)
 
 
+# ---------------------------------------------------------------------- marks
 @overload
 def check(function: Callable[[], Any], /) -> Callable[[], Any]: ...
 @overload
 def check(*, expect: str = "verified") -> Callable[[Callable[[], Any]], Callable[[], Any]]: ...
 def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verified") -> Any:
-    """Mark a function without arguments that returns a report. `expect` is the verdict that it should have."""
+    """Mark a function without arguments that returns a report. `expect` is the verdict that it should have.
+
+    A check is registered here: it runs, wherever the function is kept."""
     if expect not in VERDICTS:
         raise UsageError(f"@gg.check(expect={expect!r}): the verdict is one of {', '.join(VERDICTS)}")
 
     def mark(marked: Callable[[], Any]) -> Callable[[], Any]:
         if not callable(marked):
             raise UsageError(f"@gg.check marks a function, not {type(marked).__name__}")
-        setattr(marked, _MARK, expect)
+        with suppress(AttributeError, TypeError):  # a builtin takes no attributes; the mark is for pytest
+            setattr(marked, MARK, expect)
+        scope = innermost()
+        if scope is None and _is_left_to_pytest(marked):
+            raise UsageError(
+                f"pytest runs the check {_name_of(marked)} without GraphGuard's plugin, so nobody would look at its report; "
+                "add -p graphguard.pytest_plugin"
+            )
+        if scope is not None:
+            if any(each.function is marked for each in scope.checks):
+                raise UsageError(f"@gg.check marks {_name_of(marked)} twice; mark it once")
+            file, line = home()
+            scope.checks.append(Marked(marked, expect, file, _line_of(marked, file) or line))
         return marked
 
     return mark if function is None else mark(function)
 
 
-def find_checks(target: str) -> list[Check]:
-    """The checks of `file.py` in the order of the file, or the one that `file.py::name` names."""
-    file, named, name = target.partition("::")
-    if not os.path.isfile(file):
-        raise UsageError(f"there is no file {file}")
-    checks = _checks_of(file)
-    if not checks:
-        raise UsageError(f"{file} has no checks; mark a function with @gg.check")
-    if named:
-        chosen = [check for check in checks if check.name == name]
-        if not chosen:
-            raise UsageError(f"{file} has no check {name!r}; it has {', '.join(check.name for check in checks)}")
-        return chosen
+def _is_left_to_pytest(function: Any) -> bool:
+    """Whether pytest collects it by its name, and drops what it returns."""
+    collects = "PYTEST_VERSION" in os.environ and "_pytest.python" in sys.modules
+    return (
+        collects and "graphguard.pytest_plugin" not in sys.modules and _name_of(function).rpartition(".")[2].startswith("test")
+    )
+
+
+def named(marks: Sequence[Marked], file_of: Callable[[str], str]) -> list[Check]:
+    """The checks of what was marked, each with a name of its own: a second one of a name is `name#2`."""
+    checks: list[Check] = []
+    for each in marks:
+        file, name = file_of(each.home), _name_of(each.function)
+        count = 1 + sum(other.file == file and base_name(other.name) == name for other in checks)
+        checks.append(Check(name if count == 1 else f"{name}#{count}", file, each.function, each.expect, each.line))
     return checks
 
 
-def find_all_checks(targets: Iterable[str]) -> list[Check]:
-    """The checks of files, of single names in files, and of all files below folders; each once."""
-    found: dict[tuple[str, str], Check] = {}
-    for target in targets:
-        if os.path.isdir(target):
-            checks = [check for file in _files_below(target) for check in _checks_of(file)]
-            if not checks:
-                raise UsageError(f"no file below {target} has checks; mark a function with @gg.check")
-        else:
-            checks = find_checks(target)
-        for check in checks:
-            found.setdefault((os.path.abspath(check.file), check.name), check)
-    return list(found.values())
+def base_name(name: str) -> str:
+    return name.partition("#")[0]
 
 
-def _files_below(folder: str) -> Iterator[str]:
-    """Python files that mention the package: others have no checks, and importing them may do anything."""
-    for path in sorted(Path(folder).rglob("*.py"), key=lambda path: (len(path.parts), path)):
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
-        if not hidden and b"graphguard" in path.read_bytes():
-            yield str(path)
+def _name_of(function: Any) -> str:
+    """Its own name, with that of its class; a function made by another one has its own alone."""
+    plain = _plain(function)
+    name = getattr(plain, "__qualname__", None) or type(plain).__name__
+    return str(name).rpartition("<locals>.")[2].replace("<lambda>", "lambda")
 
 
-def _checks_of(file: str) -> list[Check]:
-    module = load(file)
-    return [
-        Check(attribute, file, item, getattr(item, _MARK))
-        for attribute, item in vars(module).items()
-        if callable(item) and _is_marked(item, module)
-    ]
+def _line_of(function: Any, file: str) -> int | None:
+    code = getattr(_plain(function), "__code__", None)
+    return code.co_firstlineno if code is not None and code.co_filename == file else None
 
 
-def _is_marked(item: Any, module: ModuleType) -> bool:
-    """Whether it is a check of this module. An object that raises when asked, as some do that load late, is none."""
+def _plain(function: Any) -> Any:
+    """Without what is around it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def _needed(function: Callable[..., Any]) -> str:
+    """The parameters without which it cannot be called."""
     try:
-        return hasattr(item, _MARK) and getattr(item, "__module__", None) == module.__name__
-    except Exception:
-        return False
-
-
-def load(file: str) -> ModuleType:
-    """Import a file by its path, as the module of its name, with its own folder importable. A name that is taken (by the
-    standard library, or by a file of another folder) gets a number: other modules must not lose theirs."""
-    if not os.path.isfile(file):
-        raise UsageError(f"there is no file {file}")
-    path = os.path.abspath(file)
-    stem = name = os.path.splitext(os.path.basename(path))[0]
-    count = 1
-    while name in sys.modules and getattr(sys.modules[name], "__file__", None) != path:
-        count += 1
-        name = f"{stem}_{count}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    if os.path.dirname(path) not in sys.path:
-        sys.path.insert(0, os.path.dirname(path))
-    try:
-        with redirect_stdout(sys.stderr), _staying():
-            spec.loader.exec_module(module)
-    except (GraphGuardError, KeyboardInterrupt):
-        del sys.modules[name]
-        raise
-    except BaseException as error:
-        del sys.modules[name]
-        raise _raised(error, file, "importing the file") from None
-    return module
-
-
-class _Left(BaseException):
-    """Code of the user's tried to end this process."""
-
-
-@contextmanager
-def _staying() -> Iterator[None]:
-    """Inside, os._exit raises: a run that ends half-way with exit code 0 would look as if all were well."""
-    here, leave = os.getpid(), os._exit
-
-    def stay(status: int) -> None:
-        if os.getpid() != here:  # a fork may end as it likes
-            leave(status)
-        raise _Left(status)
-
-    os._exit = stay  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os._exit = leave
-
-
-def _raised(error: BaseException, file: str, who: str) -> ProgramError:
-    """The error with the file's own frames."""
-    frames = tuple(
-        (frame.filename, frame.lineno or 0, frame.name)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == os.path.abspath(file)
-    )
-    where = f"{file}:{frames[-1][1]}" if frames else file
-    if isinstance(error, (SystemExit, _Left)):
-        return ProgramError(f"{where}: {who} called {'sys.exit()' if isinstance(error, SystemExit) else 'os._exit()'}", frames)
-    if isinstance(error, SyntaxError) and error.filename == os.path.abspath(file) and error.lineno is not None:
-        return ProgramError(f"{file}:{error.lineno}: {who} raised {type(error).__name__}: {error.msg}", frames)
-    return ProgramError(f"{where}: {who} raised {type(error).__name__}: {first_line(error)}", frames)
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin has no signature
+        return ""
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in optional)

@@ -13,16 +13,31 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from graphguard import __version__
-from graphguard.errors import GraphGuardError, ProgramError
+from graphguard.errors import GraphGuardError, ProgramError, UsageError
 
 if TYPE_CHECKING:
     from graphguard.api import Job
     from graphguard.checks import Outcome
+    from graphguard.discovery import Selection
 
 _HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Whoever read the results went away: not all was said. Exit code 1, which click has for it, means something else."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(2) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,6 +49,7 @@ app = typer.Typer(
 lemmas = typer.Typer(no_args_is_help=True, help="The rules that the prover has for operators.")
 app.add_typer(lemmas, name="lemmas")
 _INTERRUPTED = 130  # as shells have it for Ctrl-C
+_MOST_SKIPPED = 3  # files that are named
 
 
 class VerifyFormat(StrEnum):
@@ -72,7 +88,6 @@ def capture(
     """Show the graphs of a check: the sequential program, and every rank. Exits with 1 if the ranks do not fit together."""
     from graphguard import graph_json
     from graphguard.capture.session import capture as capture_subject
-    from graphguard.errors import UsageError
 
     if sequential and rank is not None:
         raise UsageError("give --rank or --sequential, not both")
@@ -112,8 +127,6 @@ def verify(
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
     is unproven, 130 after Ctrl-C."""
-    from graphguard.errors import UsageError
-
     if quiet and verbose:
         raise UsageError("give -q or -v, not both")
     if jobs < 1:
@@ -134,22 +147,21 @@ class _Verification:
         self.written: list[str] = []  # lines of text that go to a file
 
     def run(self, paths: list[str]) -> int:
-        from graphguard.checks import exit_code, find_all_checks
+        from graphguard.checks import exit_code
+        from graphguard.discovery import select
         from graphguard.render.progress import Progress
         from graphguard.runner import run
 
         site = self._site()
         progress = Progress(sys.stderr, 0)
         try:
-            checks = find_all_checks(paths)
-            progress.total = len(checks)
-            with closing(run(checks, self.jobs, progress, listing=site is not None)) as outcomes:
+            selection = select(paths)
+            with closing(run(selection.targets, self.jobs, progress, listing=site is not None)) as outcomes:
                 for outcome in outcomes:
                     progress.clear()
-                    self.outcomes.append(outcome)
-                    if site is not None:
-                        site.add(outcome)
-                    self._show(outcome)
+                    self._take(outcome, site)
+            for outcome in selection.bare(self.outcomes):
+                self._take(outcome, site)
             if site is not None:
                 site.finish()
         except KeyboardInterrupt:
@@ -159,8 +171,14 @@ class _Verification:
             _leave_at_once(_INTERRUPTED)
         finally:
             progress.clear()
-        self._finish()
+        self._finish(selection)
         return exit_code(self.outcomes)
+
+    def _take(self, outcome: Outcome, site: Any) -> None:
+        self.outcomes.append(outcome)
+        if site is not None:
+            site.add(outcome)
+        self._show(outcome)
 
     def _site(self) -> Any:
         if self.html is None:
@@ -173,7 +191,7 @@ class _Verification:
         from graphguard.render.terminal import Look, concise_lines, outcome_lines
 
         if outcome.error is not None:
-            _print_error(outcome.error, f"{outcome.check}: ")
+            _print_error(outcome.error, outcome.complaint)
         if self.quiet and outcome.as_expected:
             return
         lines_of = outcome_lines if self.format is VerifyFormat.full else concise_lines
@@ -184,18 +202,21 @@ class _Verification:
         if outcome.report is not None and (self.format.is_text or self.output is not None):
             _print_lines(lines_of(outcome, Look.of(sys.stdout, self.verbose)))
 
-    def _finish(self) -> None:
+    def _finish(self, selection: Selection) -> None:
         text = "".join(f"{line}\n" for line in [*self.written, _summary(self.outcomes)])
         if not self.format.is_text:
-            text = _projected(self.format, self.outcomes)
+            text = _projected(self.format, self.outcomes, selection)
         if self.output is not None:
             from graphguard.render.write import write_text
 
             write_text(self.output, text)
         elif not self.format.is_text:
             print(text, end="")
+        if not self.quiet:
+            _tell_of_skipped(selection, self.verbose)
         if not self.quiet and (self.format.is_text or self.output is not None):
             print(_summary(self.outcomes))
+        sys.stdout.flush()  # what cannot be written is noticed here, while there is an exit code to choose
 
 
 @contextmanager
@@ -216,11 +237,12 @@ def _leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome]) -> str:
+def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome], selection: Selection) -> str:
     """The JSON of all checks, or what another format makes of it."""
     from graphguard.checks import to_plain
 
     plain = to_plain(outcomes)
+    plain["skipped"] = [{"path": each.path, "why": each.why} for each in selection.skipped]
     if output_format is VerifyFormat.junit:
         from graphguard.render.junit import junit
 
@@ -307,8 +329,6 @@ def mutate(
 @app.command()
 def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture or engine.")] = "capture") -> None:
     """Measure this machine."""
-    from graphguard.errors import UsageError
-
     if what == "capture":
         from graphguard.bench.capture import main as run_benchmark
     elif what == "engine":
@@ -330,8 +350,7 @@ def demo() -> None:
 def _job(target: str) -> Job:
     """The one job of a check."""
     from graphguard.api import collecting
-    from graphguard.checks import find_checks
-    from graphguard.errors import UsageError
+    from graphguard.discovery import find_checks
 
     checks = find_checks(target)
     if len(checks) > 1:
@@ -353,6 +372,15 @@ def _print_lines(lines: Sequence[str]) -> None:
 def _summary(outcomes: Sequence[Outcome]) -> str:
     unexpected = sum(not outcome.as_expected for outcome in outcomes)
     return f"{_counted(outcomes)}; {'all as expected' if not unexpected else f'{unexpected} not as expected'}"
+
+
+def _tell_of_skipped(selection: Selection, verbose: bool) -> None:
+    """Files of folders that were not imported, as they cannot have checks; whoever thinks otherwise should see it."""
+    skipped = [each for each in selection.skipped if verbose or each.telling]
+    for each in skipped[: None if verbose else _MOST_SKIPPED]:
+        print(f"skipped: {each.path} {each.why}", file=sys.stderr)
+    if len(skipped) > _MOST_SKIPPED and not verbose:
+        print(f"skipped: {len(skipped) - _MOST_SKIPPED} more; -v names them", file=sys.stderr)
 
 
 def _counted(outcomes: Sequence[Outcome]) -> str:
@@ -382,8 +410,8 @@ def _clear_progress() -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _print_error(error: GraphGuardError, who: str = "") -> None:
-    print(f"error: {who}{error}", file=sys.stderr)
+def _print_error(error: GraphGuardError, text: str | None = None) -> None:
+    print(f"error: {error if text is None else text}", file=sys.stderr)
     if isinstance(error, ProgramError):
         for (file, line, function), calls in groupby(error.frames):
             times = len(list(calls))
@@ -393,14 +421,18 @@ def _print_error(error: GraphGuardError, who: str = "") -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line, and turn errors into one line on stderr and exit code 2."""
+    if sys.stderr is None:  # it was closed; what would be said there is not heard
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
+        if sys.stdout is None:
+            raise UsageError("stdout is closed, so there is no place for results; redirect it to /dev/null, and give --output")
         return app(args)
     except GraphGuardError as error:
         _clear_progress()
         _print_error(error)
         sys.exit(2)
-    except BrokenPipeError:  # whoever read the results went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"error: the results cannot be written: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         print(f"error: {type(error).__name__} in GraphGuard itself: {error}; please report it", file=sys.stderr)

@@ -7,7 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from graphguard.api import verify
-from graphguard.report import Report
+from graphguard.report import NotVerifiedError, Report
+
+
+class NotRefinedError(NotVerifiedError, AssertionError):
+    """Raised by `assert_refines`: a test fails by it, and a check has its report."""
+
+    def __init__(self, what: str, report: Report):
+        super().__init__(report)
+        self.args = (f"{what}\n\n{report}",)
+        self.what = what
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what, self.report)
 
 
 def assert_refines(
@@ -30,7 +42,7 @@ def assert_refines(
     if not report.verified:
         found = f", {report.findings[0].code} {report.findings[0].kind}" if report.findings else ""
         what = f"{_name(distributed)} is not verified to refine {_name(sequential)}: {report.verdict}{found}"
-        raise AssertionError(f"{what}\n\n{report}")
+        raise NotRefinedError(what, report)
     return report
 
 

@@ -3,7 +3,9 @@
 import importlib
 import math
 import os
+from pathlib import Path
 
+import cases
 import pytest
 from cases.case import Case
 from cases.gaps import NOT_LOCATED, NOT_YET
@@ -56,10 +58,8 @@ MODULES = (
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]
 CASES: list[Case] = [case for module in LOADED for case in module.CASES]
-MOST_RANKS = 2  # of a case whose every tensor is compared with a run
-EVERY = 72  # of the larger correct cases, one in so many runs; `make test-all` runs them all, and compares up to 4 ranks
-WHOLE = {"mlp", "attention", "fused_qkv", "rope", "vocabulary", "published"}  # of other families, one case in so many
-SAMPLED = frozenset(case.name for module in LOADED if module.__name__.split(".")[1] not in WHOLE for case in module.CASES)
+MOST_RANKS = 2  # of a case whose every tensor is compared with a run; `make test-all` compares up to 4 ranks
+WHOLE = {"mlp", "attention", "fused_qkv", "rope", "vocabulary", "published"}  # families of which all small cases run
 ALL = os.environ.get("GRAPHGUARD_TEST_CASES") == "all"
 
 
@@ -67,17 +67,26 @@ class NotProved(Exception):
     """A correct case that the engine does not prove."""
 
 
-def is_chosen(number, case):
-    if ALL or number % EVERY == 0:
-        return True
-    world = math.prod(case.mesh.values())
-    return case.name not in SAMPLED and world <= (4 if case.fault else 2)
+def world(case):
+    return math.prod(case.mesh.values())
+
+
+def cheapest(cases):
+    """That on the fewest ranks, with the fewest numbers in its inputs. The time itself changes from machine to machine."""
+    return min(cases, key=lambda case: (world(case), sum(math.prod(spec.shape) for spec in case.inputs.values()), case.name))
+
+
+def chosen_of(family):
+    """Of each family the cheapest correct and the cheapest faulty case; of some, all small ones; with ALL, every one."""
+    name, cases = family.__name__.split(".")[1], family.CASES
+    small = {case.name for case in cases if name in WHOLE and world(case) <= (4 if case.fault else 2)}
+    proved = [case for case in cases if not case.fault and case.name not in NOT_YET]
+    needed = {cheapest(proved).name, cheapest([case for case in cases if case.fault]).name}
+    return [case for case in cases if ALL or case.name in small | needed]
 
 
 def parameters():
-    for number, case in enumerate(CASES):
-        if not is_chosen(number, case):
-            continue
+    for case in (case for family in LOADED for case in chosen_of(family)):
         marks = [pytest.mark.xfail(strict=True, raises=NotProved)] if case.name in NOT_YET else []
         yield pytest.param(case, id=case.name, marks=marks)
 
@@ -89,13 +98,22 @@ def test_the_names_of_cases_are_unique_and_those_not_proved_yet_exist():
     assert all(case.expect == "verified" for case in CASES if case.name in NOT_YET)
 
 
+def test_every_family_runs_a_correct_and_a_faulty_case():
+    files = {file.stem for file in Path(cases.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {name for name in files if hasattr(importlib.import_module(f"cases.{name}"), "CASES")} == set(MODULES)
+    for family in LOADED:
+        chosen = chosen_of(family)
+        assert any(case.fault for case in chosen), family.__name__
+        assert any(not case.fault and case.name not in NOT_YET for case in chosen), family.__name__
+
+
 @pytest.mark.parametrize("case", parameters())
 def test_case(case, monkeypatch):
     monkeypatch.setattr(shrinking, "MOST_RUNS", 0)  # tests/test_verdicts.py makes counterexamples small
     monkeypatch.setattr(session, "CAPTURED_TWICE", ())  # tests/test_bad_input.py has programs that change from run to run
     interpreted = recorded(monkeypatch)
     report = gg.verify(case.sequential, case.distributed, **case.options)
-    if math.prod(case.mesh.values()) <= (4 if ALL else MOST_RANKS):
+    if world(case) <= (4 if ALL else MOST_RANKS):
         for graphs, found in interpreted:
             audit = audit_claims(found, *graphs)
             assert not audit.wrong, "\n".join(map(str, audit.wrong[:5]))

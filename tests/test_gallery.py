@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from graphguard import bugs, demo
-from graphguard.checks import find_checks
 from graphguard.cli import main
+from graphguard.discovery import find_checks
 from graphguard.gallery import GALLERY, Row, fault_line, fault_lines, headline, issues, reporters, row_of
 
 BUGS = sorted((GALLERY / "bugs").glob("*.py"))

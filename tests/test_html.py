@@ -218,7 +218,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert data_of(page(report, EVIL))[0]["operations"][0][1] == EVIL
     assert Tags(page(report, EVIL)).tags.count("script") == clean.tags.count("script") + 1  # the operations, as data
     site = Site(str(tmp_path))
-    site.add(Outcome(Check(EVIL, EVIL, lambda: None, "verified"), hostile(), None))
+    site.add(Outcome(Check(EVIL, EVIL, None, "verified"), hostile(), None))
     site.finish()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 2 and all(re.fullmatch(r"[\w.-]+\.html", name) for name in names)

@@ -13,8 +13,8 @@ import pytest
 
 import graphguard
 from graphguard import graph_json
-from graphguard.checks import find_checks
 from graphguard.cli import main
+from graphguard.discovery import find_checks
 from graphguard.errors import ProgramError, UsageError
 
 

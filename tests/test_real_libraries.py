@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphguard.checks import find_checks
+from graphguard.discovery import find_checks
 
 FOLDER = Path(__file__).parent.parent / "examples" / "libraries"
 NEEDS = {

@@ -20,9 +20,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from graphguard.checks import find_all_checks
+from graphguard import discovery
 from graphguard.cli import main
-from graphguard.errors import ProgramError, UsageError
 from graphguard.findings import Finding
 from graphguard.ir import Source
 from graphguard.render.progress import Progress
@@ -385,42 +384,50 @@ def test_a_folder_is_searched(folder, capsys):
     write(folder, "suite/.hidden/d.py", BROKEN)
     write(folder, "suite/helpers.py")
     (folder / "suite" / "script.py").write_text("raise SystemExit('imported')")
-    assert list(map(str, find_all_checks(["suite"]))) == [
+    code, out, err = run(capsys, "suite", "--output-format", "concise")
+    assert code == 0 and out.endswith("1 verified, 1 refuted, 1 unproven; all as expected\n")
+    assert [text.rpartition(" ")[2] for text in out.splitlines() if "::" in text] == [
         "suite/a.py::passes", "suite/b.py::caught", "suite/deep/c.py::open_question",
     ]  # fmt: skip
-    code, out, _ = run(capsys, "suite")
-    assert code == 0 and out.endswith("1 verified, 1 refuted, 1 unproven; all as expected\n")
+    assert err == "skipped: suite/script.py does not use graphguard\n"
 
 
-def test_a_check_that_is_named_twice_runs_once(folder):
+def test_a_check_that_is_named_twice_runs_once(folder, capsys):
     write(folder, "suite/a.py", PASSES, OPEN)
-    found = find_all_checks(["suite/a.py::open_question", "suite", os.path.abspath("suite/a.py")])
-    assert [check.name for check in found] == ["open_question", "passes"]
+    (target,) = discovery.select(["suite/a.py::open_question", "suite", os.path.abspath("suite/a.py")]).targets
+    assert (target.file, target.names) == ("suite/a.py", None)
+    (target,) = discovery.select(["suite/a.py::passes", "suite/../suite/a.py::open_question"]).targets
+    assert target.names == ("passes", "open_question")
+    code, out, _ = run(capsys, "suite", "suite/a.py", "suite/a.py::passes")
+    assert code == 0 and out.endswith("1 verified, 1 unproven; all as expected\n")
+
+
+@pytest.mark.parametrize("target", ["nowhere", "nowhere.py", "nowhere.py::name"])
+def test_a_path_that_is_not_there_is_an_error_before_anything_runs(folder, capsys, target):
+    write(folder, "a.py", PASSES)
+    assert run(capsys, "a.py", target) == (2, "", f"error: there is no file {target.partition('::')[0]}\n")
 
 
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ("nowhere", "there is no file nowhere"),
-        ("nowhere.py", "there is no file nowhere.py"),
         ("bare", "no file below bare has checks; mark a function with @gg.check"),
         ("bare/helpers.py", "bare/helpers.py has no checks; mark a function with @gg.check"),
+        ("bare/helpers.py::name", "bare/helpers.py has no check 'name'; it has none"),
         ("a.py::nothing", "a.py has no check 'nothing'; it has passes"),
+        ("bad.py", "bad.py:31: importing the file raised NameError: name 'nothing' is not defined"),
     ],
 )
-def test_targets_without_checks_are_errors(folder, capsys, target, text):
+def test_targets_without_checks_are_errors_beside_what_runs(folder, capfd, target, text):
     write(folder, "a.py", PASSES)
+    write(folder, "b.py", CAUGHT)
+    write(folder, "bad.py", "\nnothing\n")
     write(folder, "bare/helpers.py")
-    with pytest.raises(UsageError) as caught:
-        find_all_checks([target])
-    assert str(caught.value) == text
-    assert run(capsys, "a.py", target) == (2, "", f"error: {text}\n")
-
-
-def test_a_file_that_cannot_be_imported_is_an_error(folder):
-    write(folder, "suite/a.py", "\nnothing\n")
-    with pytest.raises(ProgramError, match="importing the file raised NameError"):
-        find_all_checks(["suite"])
+    code, out, err = run(capfd, "b.py", target, "--output-format", "json")
+    *others, entry = json.loads(out)["checks"]
+    assert code == 2 and [each["verdict"] for each in others] == ["refuted"]
+    assert (entry["verdict"], entry["error"], entry["file"]) == (None, text, target.partition("::")[0])
+    assert err.splitlines()[0].removeprefix("error: ").removeprefix("a.py::nothing: ").removeprefix(f"{target}: ") == text
 
 
 @pytest.mark.parametrize("args", [["a.py", "-q", "-v"], [], ["a.py", "--output-format", "xml"], ["a.py", "-j", "0"]])
@@ -434,6 +441,38 @@ def test_the_command_runs_as_a_process(folder):
     code = "from graphguard.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code, "verify", file], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and result.stdout.startswith("refuted (as expected): checks.py::caught\n")
+
+
+def _closed_pipe():
+    read, write_end = os.pipe()
+    os.close(read)
+    return write_end
+
+
+@pytest.mark.parametrize(
+    ("stdout", "text"),
+    [
+        (_closed_pipe, b""),
+        (partial(os.open, "/dev/full", os.O_WRONLY), b"error: the results cannot be written: No space left on device\n"),
+    ],
+)
+@pytest.mark.parametrize("form", ["concise", "json"])
+def test_results_that_cannot_be_written_are_an_error(folder, stdout, text, form):
+    code = "from graphguard.cli import main; main()"
+    arguments = [sys.executable, "-c", code, "verify", write(folder, "checks.py", CAUGHT), "--output-format", form]
+    opened = stdout()
+    done = subprocess.run(arguments, stdout=opened, stderr=subprocess.PIPE, timeout=120)
+    os.close(opened)
+    assert (done.returncode, done.stderr) == (2, text)
+
+
+def test_a_closed_stream_is_no_traceback(folder):
+    file = write(folder, "checks.py", CAUGHT)
+    command = f"{sys.executable} -c 'from graphguard.cli import main; main()' verify {file}"
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, timeout=120)
+    assert done.returncode == 2 and done.stderr.startswith(b"error: stdout is closed, so there is no place for results; ")
+    done = subprocess.run(["sh", "-c", f"{command} 2>&-"], stdout=subprocess.PIPE, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith(b"refuted (as expected): checks.py::caught\n")
 
 
 # ---------------------------------------------------------------------- other commands

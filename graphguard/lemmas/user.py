@@ -21,6 +21,7 @@ from graphguard.ir import Arg, Graph, Node, Symbol
 from graphguard.ir import Value as Tensor
 from graphguard.lemmas import registry
 from graphguard.lemmas.rule import Rule, parse, spelled
+from graphguard.scope import keeper_of_lemmas, lemmas_in_scope
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ def lemma(
     whole: str | Iterable[str] = (),
     sample: Sequence[Any] | None = None,
 ) -> Lemma:
-    """Say what a custom operator does, for all checks of this process. A later lemma of the same name takes its place.
+    """Say what a custom operator does: inside of a check for this check, else for all checks of this process. A later lemma of
+    the same name takes its place.
 
     meaning: an index rule, `"... h, h -> ... h"`, one pattern for each tensor; or a function in plain torch that takes the
         operator's arguments and gives what it gives.
@@ -204,18 +206,20 @@ def lemma(
     else:
         found = Definition(meaning)
     made = vetted(Lemma(operator, found), sample)
-    _REGISTERED[operator] = made
+    keeper = keeper_of_lemmas()
+    (_REGISTERED if keeper is None else keeper)[operator] = made
     return made
 
 
 def registered() -> list[Lemma]:
-    """The lemmas of this process, by operator."""
-    return [_REGISTERED[operator] for operator in sorted(_REGISTERED)]
+    """The lemmas of this process and of what runs now, by operator."""
+    known = by_operator()
+    return [known[operator] for operator in sorted(known)]
 
 
 def registered_by(files: Iterable[str]) -> list[Lemma]:
     """The lemmas of this process, after files of the user's were imported."""
-    from graphguard.checks import load
+    from graphguard.discovery import load
 
     for file in files:
         load(file)
@@ -223,12 +227,13 @@ def registered_by(files: Iterable[str]) -> list[Lemma]:
 
 
 def by_operator(lemmas: Iterable[Any] = ()) -> dict[str, Lemma]:
-    """All lemmas that hold for a check: those given to it, and those of the process for other operators."""
+    """All lemmas that hold for a check: those given to it, and for other operators its own, those of its file, those of the
+    process."""
     given: list[Any] = [lemmas] if isinstance(lemmas, (str, Lemma)) or not isinstance(lemmas, Iterable) else list(lemmas)
     for each in given:
         if not isinstance(each, Lemma):
             raise UsageError(f"lemmas= has {type(each).__name__}; write lemmas=[gg.lemma(name, rule)]")
-    return _REGISTERED | {each.operator: each for each in given}
+    return _REGISTERED | lemmas_in_scope() | {each.operator: each for each in given}
 
 
 def qualified(operator: str) -> str:

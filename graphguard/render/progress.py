@@ -18,6 +18,10 @@ class Progress:
         self.shown = stream.isatty()
         self.running: dict[str, str] = {}
 
+    def found(self, checks: int) -> None:
+        """So many more checks are to be run."""
+        self.total += checks
+
     def start(self, check: str) -> None:
         self.running[check] = f"capturing {check}"
         self._draw()

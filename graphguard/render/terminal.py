@@ -113,7 +113,7 @@ def outcome_lines(outcome: Outcome, look: Look) -> list[str]:
     """The verdict of a check, and its report below it."""
     report = outcome.report
     if report is None:
-        return shown([[Piece("error", "error"), Piece(f": {outcome.check}: {outcome.error}")]], look)
+        return shown([[Piece("error", "error"), Piece(f": {outcome.complaint}")]], look)
     return shown([head_line(outcome)], look) + shown(report_lines(report, look), look, "  ")
 
 

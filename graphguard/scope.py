@@ -1,0 +1,106 @@
+"""What belongs to whom while code of the user's runs: checks that are marked, reports that are made, lemmas that are said.
+
+A scope is open while a file is imported or a check runs. What happens inside belongs to the innermost one, so that nothing is
+lost, and nothing leaks into the next check. Outside of all scopes, in a plain script, it belongs to the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class Call:
+    """One call of `verify` or `verify_model`, and what came of it."""
+
+    report: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A function that was marked as a check while the top level of `home` ran."""
+
+    function: Callable[..., Any]
+    expect: str
+    home: str
+    line: int | None
+
+
+@dataclass(eq=False)
+class Scope:
+    """lemmas: by operator; None where they are left to the process. home: the only file whose lemmas it keeps, if it is set."""
+
+    checks: list[Marked] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    lemmas: dict[str, Any] | None = field(default_factory=dict)
+    home: str | None = None
+
+
+_OPEN: list[Scope] = []  # no ContextVar: the threads that a check starts are part of it
+
+
+@contextmanager
+def opened(scope: Scope | None = None) -> Iterator[Scope]:
+    """Inside, what is marked, made or registered belongs to the scope."""
+    scope = Scope() if scope is None else scope
+    _OPEN.append(scope)
+    try:
+        yield scope
+    finally:
+        _OPEN.remove(scope)
+
+
+def innermost() -> Scope | None:
+    return _OPEN[-1] if _OPEN else None
+
+
+def counted(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that makes reports; the scope in which it is called knows of the call."""
+
+    @functools.wraps(function)
+    def counting(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
+        call = Call()
+        if _OPEN:
+            _OPEN[-1].calls.append(call)
+        try:
+            made = call.report = function(*args, **kwargs)
+        except BaseException as error:
+            call.error = error
+            raise
+        return made
+
+    return counting
+
+
+# ---------------------------------------------------------------------- lemmas
+def keeper_of_lemmas() -> dict[str, Any] | None:
+    """Where a lemma that is registered now belongs; None for the process."""
+    scope = innermost()
+    if scope is None or (scope.home is not None and home()[0] != scope.home):
+        return None
+    return scope.lemmas
+
+
+def lemmas_in_scope() -> dict[str, Any]:
+    return {operator: lemma for scope in _OPEN for operator, lemma in (scope.lemmas or {}).items()}
+
+
+# ---------------------------------------------------------------------- files
+def home() -> tuple[str, int | None]:
+    """The file whose top level runs now, the innermost of those that import each other, and its line; "" if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and isinstance(file := frame.f_globals.get("__file__"), str):
+            return file, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return "", None
