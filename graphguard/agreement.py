@@ -17,8 +17,6 @@ def disagreement(group: tuple[int, ...], rank: int, node: Node, other: int, its:
         text = _message(node, its)
     elif called(node) != called(its):
         text = f"{called(node)} against {called(its)}"
-    elif node.kwargs["group"] != its.kwargs["group"]:
-        text = f"a group of ranks {_ranks(node)} against one of ranks {_ranks(its)}; {ONE_ORDER}"
     else:
         text = _attributes(node, its)
         if text is None and node.op in _RULES:
@@ -35,6 +33,11 @@ def pairwise(node: Node) -> bool:
     """Whether a rank must be compared with every other: what one sends is what the other expects. Where all do the same, to
     agree with one is to agree with all."""
     return node.op in _PAIRWISE
+
+
+def other_members(node: Node, its: Node) -> str:
+    """The words for two groups that are made under one name."""
+    return f"a group of ranks {_ranks(node)} against one of ranks {_ranks(its)}; {ONE_ORDER}"
 
 
 def _ranks(node: Node) -> list[int]:

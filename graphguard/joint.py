@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from graphguard.agreement import ONE_ORDER, called, disagreement, inconsistency, pairwise
+from graphguard.agreement import ONE_ORDER, called, disagreement, inconsistency, other_members, pairwise
 from graphguard.findings import Finding
 from graphguard.ir import Graph, Node, Source
 
@@ -76,6 +76,12 @@ class _Stop(Exception):
         self.finding = finding
 
 
+def _disagree(rank: int, node: Node, other: int, its: Node, problem: tuple[str, str]) -> _Stop:
+    kind, text = problem
+    message = f"rank {rank} at {node.source} and rank {other} at {its.source} disagree: {text}"
+    return _Stop(Finding(kind, message, (rank, other), _sources(node, its)))
+
+
 class _Rank:
     """How far one rank has come."""
 
@@ -106,6 +112,7 @@ class _Play:
         self.matches: list[Match] = []
         self.by_node: dict[Node, Match] = {}
         self.groups: dict[tuple[int, ...], int] = {}
+        self.names: dict[object, tuple[int, Node]] = {}  # of the groups that are made, with who came first
         self.started: dict[object, int] = defaultdict(int)
         self.collectives: dict[object, Match] = {}
         self.messages: dict[object, deque[Match]] = defaultdict(deque)
@@ -150,10 +157,19 @@ class _Play:
 
     def _collective(self, rank: int, node: Node) -> Match:
         group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
-        key = _name(rank, node) if node.op == NEW_GROUP else self._turn(rank, node)
+        key = self._name(rank, node) if node.op == NEW_GROUP else self._turn(rank, node)
         if key not in self.collectives:
             self.collectives[key] = self._new_match(node.op, group)
         return self.collectives[key]
+
+    def _name(self, rank: int, node: Node) -> Hashable:
+        """Members look for each other by the name of their group. A rank that is alone in it looks for nobody, but leaves its
+        address under that name: only others who are alone do not mind."""
+        group, name = node.kwargs["group"], node.kwargs["name"]
+        other, its = self.names.setdefault(name, (rank, node))
+        if group != its.kwargs["group"] and not (group == (rank,) and its.kwargs["group"] == (other,)):
+            raise _disagree(other, its, rank, node, ("collective-mismatch", other_members(its, node)))
+        return (name, rank) if group == (rank,) else name
 
     def _turn(self, rank: int, node: Node) -> Hashable:
         """The collectives of a group are told apart by their number."""
@@ -190,9 +206,7 @@ class _Play:
                 continue
             problem = disagreement(match.group, rank, node, newcomer, other)
             if problem is not None:
-                kind, text = problem
-                message = f"rank {rank} at {node.source} and rank {newcomer} at {other.source} disagree: {text}"
-                raise _Stop(Finding(kind, message, (rank, newcomer), _sources(node, other)))
+                raise _disagree(rank, node, newcomer, other, problem)
 
     # ------------------------------------------------------------------ what is left when nothing moves
     def stuck(self) -> Iterator[Finding]:
@@ -272,11 +286,6 @@ def _of_others(rank: int, node: Node) -> bool:
     """Whether a rank makes a group that it is not in: it counts it, and goes on."""
     group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
     return node.op == NEW_GROUP and rank not in group
-
-
-def _name(rank: int, node: Node) -> Hashable:
-    """Members look for each other by the name of their group; a rank that is alone in it looks for nobody."""
-    return (node.kwargs["name"], rank) if node.kwargs["group"] == (rank,) else node.kwargs["name"]  # type: ignore[return-value]
 
 
 def _same_group(node: Node, other: Node) -> bool:
