@@ -47,6 +47,7 @@ LABELS = "abcdefghijklmnopqrstuvwxyz"
 Number = int | float | bool | Fraction
 MOST_SORTED = 64  # elements of which the largest is asked for
 MINUS_INFINITY = float("-inf")
+AMONG = frozenset({"cummax", "cummin", "kthvalue", "median", "mode", "sort", "topk"})  # whose results are among the elements
 
 
 def fraction(number: Number) -> Fraction:
@@ -427,7 +428,10 @@ class Ops:
             order = Factor(DIMS, tuple(Index(((v, 1),), collapse(-layout.ranges[v][0])) for v in bound))
             named.append(Part((number, coefficient), (order, *factors), bound))
         sizes = tuple(tuple(self.size(value, d) for d in range(parallel, len(value.shape))) for value in operands)
-        atom, axes = self.table.define("op", name, (len(shape), sizes, *parameters), len(operands), named, layout.ranges)
+        inside = [f.atom.positive for factors in layout.parts for f in factors]
+        positive = name in AMONG and bool(parts) and all(inside) and all(coefficient > 0 for _, coefficient, _ in parts)
+        what = (len(shape), sizes, *parameters)
+        atom, axes = self.table.define("op", name, what, len(operands), named, layout.ranges, positive=positive)
         variables = [next(self.table.names) for _ in shape]
         ranges: dict[int, Range] = {v: span for v, span in layout.ranges.items() if not any(v in bound for bound in bounds)}
         ranges |= {v: (0, size) for v, size in zip(variables, shape, strict=True)}
