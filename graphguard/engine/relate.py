@@ -171,11 +171,11 @@ class Relator:
 
     def summands(self, output: Held, placements: Placements, stated: bool) -> Summands:
         """What the ranks hold, whose sum or mean over some axes is the output."""
-        summed, averaged = ([n for n, p in enumerate(placements) if p == each] for each in ("Partial(sum)", "Partial(avg)"))
+        summed = [self.groups(output.mesh, axis) for axis, each in enumerate(placements) if each == "Partial(sum)"]
+        averaged = [self.groups(output.mesh, axis) for axis, each in enumerate(placements) if each == "Partial(avg)"]
         if not summed and not averaged:
             return Summands.PARTS
-        along = [[self.groups(output.mesh, axis) for axis in axes] for axes in (summed, averaged)]
-        return summands(self.table, self.together(output), *along, stated)
+        return summands(self.table, self.together(output), summed, averaged, stated)
 
     def factor(self, whole: Value, output: Held) -> tuple[Fraction, Placements] | None:
         """The number by which what the ranks hold differs from a relation without sums, if that is all."""

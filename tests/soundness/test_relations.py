@@ -164,6 +164,23 @@ def test_a_dtensor_that_stands_for_another_shape_is_refuted():
     )
 
 
+def test_a_parameter_that_stands_for_another_shape_is_an_error():
+    class Rows(nn.Module):
+        def __init__(self, mesh=None):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(4, 4))
+            if mesh is not None:
+                shape = {"shape": torch.Size((6, 4)), "stride": (4, 1), "run_check": False}
+                self.w = nn.Parameter(DTensor.from_local(torch.zeros(2, 4), mesh, [Shard(0)], **shape))
+
+        def forward(self, x):
+            return x
+
+    words = "it is a DTensor that stands for a tensor of shape (6, 4), and the sequential one has (4, 4)"
+    with pytest.raises(gg.UsageError, match=re.escape(words)):
+        gg.verify_model(Rows, Rows, mesh=2, inputs={"x": gg.Input((3, 4))})
+
+
 # ---------------------------------------------------------------------- sums
 def taken_back(x, z):
     return x + z if dist.get_rank() == 0 else -z
@@ -239,6 +256,37 @@ def test_numbers_that_depend_on_no_input_are_parts_where_that_is_stated():
     )
     assert count.verified
     wrong = verify(gradient, lambda x, b: gradient(x, b) * 2, BIASED, outputs={"out": Partial()})
+    assert wrong.verdict == "refuted"
+
+
+def test_a_bias_may_be_added_once_or_in_shares_beside_true_parts():
+    def linear(x, w, b):
+        return x @ w + b
+
+    def on_first(x, w, b):
+        return x @ w + (b if dist.get_rank() == 0 else torch.zeros_like(b))
+
+    inputs = {"x": gg.Input((4, 6), Shard(1)), "w": gg.Input((6, 5), Shard(0)), "b": gg.Input((5,))}
+    assert verify(linear, on_first, inputs, outputs={"out": Partial()}).verified
+    assert verify(linear, lambda x, w, b: x @ w + b / 2, inputs, outputs={"out": Partial()}).verified
+    assert verify(linear, lambda x, w, b: x @ w + b, inputs, outputs={"out": Partial()}).verdict == "refuted"
+
+
+def test_a_list_of_unequal_tensors_is_reduced_and_scattered():
+    sizes = [3, 2, 2]
+
+    def pieces(full, coord):
+        return full.split(sizes)[coord["world"]]
+
+    def scattered(x):
+        parts = list(x.split(sizes))
+        kept = torch.empty_like(parts[dist.get_rank()])
+        dist.reduce_scatter(kept, parts)
+        return kept
+
+    inputs = {"x": gg.Input((7,), Partial())}
+    assert verify(lambda x: x.clone(), scattered, inputs, mesh=3, outputs={"out": pieces}).verified
+    wrong = verify(lambda x: x.clone(), lambda x: scattered(x.flip(0)), inputs, mesh=3, outputs={"out": pieces})
     assert wrong.verdict == "refuted"
 
 
