@@ -13,6 +13,8 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from graphguard.ir import Node
 from graphguard.ir import Value as Tensor
 
@@ -41,10 +43,12 @@ def is_narrow(dtype: str) -> bool:
     return class_of(dtype) == "n"
 
 
-def fits(number: float, dtype: str) -> bool:
-    """Whether a dtype that wraps around has a number. The others are taken to have all."""
-    low, high = _RANGES.get(dtype, (number, number))
-    return low <= number <= high
+def fits(number: Any, dtype: str) -> bool:
+    """Whether a dtype that wraps around has a number, or those of all lanes. The others are taken to have all."""
+    if dtype not in _RANGES:
+        return True
+    low, high = _RANGES[dtype]
+    return bool(np.all((low <= np.asarray(number)) & (np.asarray(number) <= high)))
 
 
 def holds(dtype: str, other: str) -> bool:

@@ -131,11 +131,10 @@ class Call(Ops):
         """A tensor argument, or a number as a tensor. Beside a tensor of few bits, a number is one of few bits, too."""
         if isinstance(operand, Value):
             return operand
-        if isinstance(operand, (int, float)):
-            self.require_fits(operand)
+        self.require_fits(operand)
         return self.full((), operand)
 
-    def require_fits(self, number: float) -> None:
+    def require_fits(self, number: Any) -> None:
         for tensor in self.node.operands():
             if not fits(number, tensor.dtype):
                 raise Undescribed(f"a number that {tensor.dtype} does not have")
@@ -168,10 +167,10 @@ class Call(Ops):
                 return int(bool(number))
             if is_whole(dtype):
                 number = int(number) if math.isfinite(number) else number
-                if not fits(number, dtype):
-                    raise Undescribed(f"a number that {dtype} does not have")
         elif dtype == "bool" and varies(number):
             return (number != 0).astype(np.int64)
+        if not fits(number, dtype):
+            raise Undescribed(f"a number that {dtype} does not have")
         return number
 
     def cast(self, x: Value, before: str, after: str) -> Value:
@@ -194,7 +193,7 @@ class Call(Ops):
         from graphguard.lemmas.whole import span_of  # it builds on this module
 
         span = span_of(self.table, x)
-        return span is not None and all(fits(int(end), dtype) for ends in span for end in np.atleast_1d(ends))
+        return span is not None and all(fits(end, dtype) for end in span)
 
     def to_dtype(self, x: Value, position: int, dtype: Any) -> Value:
         """An argument as an operator with a `dtype` reads it."""

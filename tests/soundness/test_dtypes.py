@@ -98,7 +98,7 @@ DIFFERENT = {
         {"i": LONGS, "x": FLOATS},
     ),
     "an integer beta given as a float": (
-        lambda i: (2.5 * i[:, None].float() + (i[:, None] @ i[None, :1]).float()),
+        lambda i: 2.5 * i[:, None].float() + (i[:, None] @ i[None, :1]).float(),
         lambda i: torch.addmm(i[:, None], i[:, None], i[None, :1], beta=2.5).float(),
         {"i": LONGS},
     ),
