@@ -319,7 +319,8 @@ def test_a_program_that_changes_from_run_to_run_is_refused():
         capture_both(function, lambda x: x, 1, {"x": Input((4, 6))})
     assert str(caught.value) == (
         f"the sequential program is not deterministic: two captures of it differ at {FILE}:{line_of(function)} "
-        "(aten.mul.Tensor against aten.mul.Tensor); remove what changes between runs (time, addresses, unordered sets)"
+        "(aten.mul.Tensor against aten.mul.Tensor); remove what changes between runs and between ranks "
+        f"(the time at {FILE}:{line_of(function)})"
     )
 
 

@@ -170,10 +170,17 @@ def test_a_tensor_parallel_mlp_with_both_kinds_of_lemmas_is_verified():
     assert mine[1].startswith("gg_test::swiglu is what the lambda at test_user_lemmas.py:")
 
 
-def test_without_lemmas_it_is_unproven_and_the_report_names_the_operators():
+def test_without_lemmas_the_bodies_say_what_the_operators_do():
     report = verify(mlp, tp_mlp, **MLP)
-    assert report.verdict == "unproven"
-    assert report.opaque == ["gg_test.rms_norm.default", "gg_test.swiglu.default"]
+    assert report.verdict == "verified" and not report.opaque
+
+
+def test_an_operator_without_a_lemma_or_a_body_for_the_cpu_is_named_with_what_is_assumed_of_it():
+    graph = capture_one(lambda x: for_gpus(x), {"x": gg.Input((4, 8))})
+    assert graph.assumptions == (
+        "gg_test::for_gpus is taken to be a function of its operands alone; it is not looked into: "
+        "it has no kernel for the CPU that is written in Python",
+    )
 
 
 def test_what_lemmas_prove_and_what_they_do_not():

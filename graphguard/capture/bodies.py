@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
 _KERNELS = ("CPU", "CompositeExplicitAutograd")  # in the order in which torch looks for what to run on the CPU
-NOT_PYTHON = "it is not written in Python"
+NOT_PYTHON = "it has no kernel for the CPU that is written in Python"
 
 
 class NotTraced(Exception):

@@ -17,6 +17,7 @@ _SLOT = 216  # bytes from the start of a type to `tp_iter`, on 64-bit builds wit
 _SETS = (set, frozenset)
 _PLAIN = (int, float, bool, complex, torch.device)  # their hashes are the same in every process
 _Iterate = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
+_PROBE = frozenset({"a", "b", "c"})
 _kept: list[object] = []  # what a slot points to must live as long as the process
 
 
@@ -32,7 +33,8 @@ def follow_orders(reverse: bool, note: Callable[[], None]) -> bool:
         found = plain(elements)
         if len(elements) < 2 or not _differs(elements, plain):
             return found  # type: ignore[no-any-return]
-        note()
+        if elements is not _PROBE:
+            note()
         return reversed(list(found)) if reverse else found  # type: ignore[no-any-return]
 
     replacement = _Iterate(iterate)
@@ -40,8 +42,7 @@ def follow_orders(reverse: bool, note: Callable[[], None]) -> bool:
     for slot in slots:
         slot.value = ctypes.cast(replacement, ctypes.c_void_p).value
     _replace_shortcuts()
-    probe = {"a", "b", "c"}
-    return list(probe) == (list(plain(probe))[::-1] if reverse else list(plain(probe)))
+    return list(_PROBE) == (list(plain(_PROBE))[::-1] if reverse else list(plain(_PROBE)))
 
 
 def _fits() -> bool:

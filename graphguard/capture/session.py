@@ -377,8 +377,8 @@ def _difference(rank: int | None, answers: dict[_Take, _Answer]) -> str:
     pairs = list(zip(one.graphs, other.graphs, strict=True))
     a, b = next((pair for pair in pairs if graph_json.dumps(pair[0]) != graph_json.dumps(pair[1])), pairs[-1])
     asked = {**other.asked, **one.asked}
-    known = [f"{what} at {where}" if where else what for what, where in sorted(asked.items(), key=lambda item: item[1] is None)]
-    reason = ", ".join(known[:3]) or "time, addresses, unordered sets"
+    located = [f"{what} at {where}" for what, where in asked.items() if where is not None]
+    reason = ", ".join(located or asked) or "time, addresses, unordered sets"
     advice = f"remove what changes between runs and between ranks ({reason})"
     for mine, its in zip(a.nodes, b.nodes, strict=False):
         if str(mine) != str(its):

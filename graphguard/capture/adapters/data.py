@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.nn import init
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,6 +29,9 @@ def keep_literal_data(recorder: Recorder, holders: Holders) -> None:
                 if _function is as_tensor and device is not None:
                     return data.to(device, *args, **kwargs)  # as it is, if it is there
                 return _function(data, *args, device=device, **kwargs)
+            if _function is as_tensor and isinstance(data, np.ndarray):
+                with _disable_current_modes():  # it shares the array's memory, of which a recorder would make a copy
+                    return _function(data, *args, **kwargs)
             return _function(data, *args, **kwargs)
 
         torch.jit._builtins._register_builtin(keeping, builtin)  # code compiled from now on finds it as before
