@@ -6,9 +6,10 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, overload
 
 from graphguard.errors import GraphGuardError, UsageError, first_line
@@ -167,8 +168,7 @@ def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verifi
         if scope is not None:
             if any(each.function is marked for each in scope.checks):
                 raise UsageError(f"@gg.check marks {_name_of(marked)} twice; mark it once")
-            file, line = home()
-            scope.checks.append(Marked(marked, expect, file, _line_of(marked, file) or line))
+            scope.checks.append(Marked(marked, expect, home()))
         return marked
 
     return mark if function is None else mark(function)
@@ -186,9 +186,9 @@ def named(marks: Sequence[Marked], file_of: Callable[[str], str]) -> list[Check]
     """The checks of what was marked, each with a name of its own: a second one of a name is `name#2`."""
     checks: list[Check] = []
     for each in marks:
-        file, name = file_of(each.home), _name_of(each.function)
+        file, name = file_of(each.home.file), _name_of(each.function, each.home.names)
         count = 1 + sum(other.file == file and base_name(other.name) == name for other in checks)
-        checks.append(Check(name if count == 1 else f"{name}#{count}", file, each.function, each.expect, each.line))
+        checks.append(Check(name if count == 1 else f"{name}#{count}", file, each.function, each.expect, _line_of(each)))
     return checks
 
 
@@ -196,16 +196,17 @@ def base_name(name: str) -> str:
     return name.partition("#")[0]
 
 
-def _name_of(function: Any) -> str:
-    """Its own name, with that of its class; a function made by another one has its own alone."""
+def _name_of(function: Any, names: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Its own name, with that of its class; where its file knows it by another name alone, that one."""
     plain = _plain(function)
-    name = getattr(plain, "__qualname__", None) or type(plain).__name__
-    return str(name).rpartition("<locals>.")[2].replace("<lambda>", "lambda")
+    own = str(getattr(plain, "__qualname__", None) or type(plain).__name__).rpartition("<locals>.")[2]
+    known = [name for name, value in names.items() if value is function]
+    return known[0] if known and own not in known else own.replace("<lambda>", "lambda")
 
 
-def _line_of(function: Any, file: str) -> int | None:
-    code = getattr(_plain(function), "__code__", None)
-    return code.co_firstlineno if code is not None and code.co_filename == file else None
+def _line_of(marked: Marked) -> int | None:
+    code = getattr(_plain(marked.function), "__code__", None)
+    return code.co_firstlineno if code is not None and code.co_filename == marked.home.file else marked.home.line
 
 
 def _plain(function: Any) -> Any:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,14 +25,21 @@ class Call:
     error: BaseException | None = None
 
 
+class Home(NamedTuple):
+    """A file whose top level runs, at which line, and its names."""
+
+    file: str
+    line: int | None
+    names: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Marked:
-    """A function that was marked as a check while the top level of `home` ran."""
+    """A function that was marked as a check while the top level of its home ran."""
 
     function: Callable[..., Any]
     expect: str
-    home: str
-    line: int | None
+    home: Home
 
 
 @dataclass(eq=False)
@@ -86,7 +93,7 @@ def counted(function: Callable[P, R]) -> Callable[P, R]:
 def keeper_of_lemmas() -> dict[str, Any] | None:
     """Where a lemma that is registered now belongs; None for the process."""
     scope = innermost()
-    if scope is None or (scope.home is not None and home()[0] != scope.home):
+    if scope is None or (scope.home is not None and home().file != scope.home):
         return None
     return scope.lemmas
 
@@ -96,11 +103,11 @@ def lemmas_in_scope() -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- files
-def home() -> tuple[str, int | None]:
-    """The file whose top level runs now, the innermost of those that import each other, and its line; "" if there is none."""
+def home() -> Home:
+    """The file whose top level runs now, the innermost of those that import each other; without a name if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "<module>" and isinstance(file := frame.f_globals.get("__file__"), str):
-            return file, frame.f_lineno
+            return Home(file, frame.f_lineno, frame.f_globals)
         frame = frame.f_back  # type: ignore[assignment]
-    return "", None
+    return Home("", None, {})

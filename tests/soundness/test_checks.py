@@ -171,6 +171,7 @@ MARKS = """
 
     for number in range(3):
         make(number)
+    known = gg.check(lambda: bad())
     CHECKS = [gg.check(lambda: good()), gg.check(functools.partial(gg.verify, seq, wrong, **OPTIONS))]
 
     class Checks:
@@ -213,7 +214,7 @@ def test_a_check_runs_wherever_it_is_kept(folder, capfd, jobs):
     code, found, _ = verify(capfd, write("a.py", MARKS), "-j", jobs)
     assert code == 2 and found == {
         "a.py::made": "refuted", "a.py::made#2": "verified", "a.py::made#3": "verified",
-        "a.py::lambda": "verified", "a.py::verify": "refuted",
+        "a.py::known": "refuted", "a.py::lambda": "verified", "a.py::verify": "refuted",
         "a.py::Checks.method": "the check Checks.method takes self; a check takes no arguments",
         "a.py::Checks.inner": "refuted", "a.py::Checks.outer": "refuted",
         "a.py::same": "refuted", "a.py::same#2": "verified",
