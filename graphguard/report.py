@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphguard.counterexample import Counterexample
-from graphguard.engine.proof import Proof, Relation
+from graphguard.engine.proof import Condition, Proof, Relation
 from graphguard.errors import GraphGuardError
 from graphguard.findings import Finding
 from graphguard.listing import Program
@@ -56,6 +56,7 @@ class Report:
     counterexample: inputs on which the programs differ, executed; None if none was seen.
     conjecture: by output without a proof, the relation that the numbers suggest.
     assumptions: what the verdict takes for granted.
+    conditions: what must hold so that what only the ranks compute is defined; the proof says nothing of other inputs.
     notes: what is no fault but worth a look, such as an output that is a sum over the ranks.
     parameters: by parameter of a module, its relation to the ranks' ones and how it was found.
     opaque: operators that the proof met and knows no lemma for.
@@ -68,6 +69,7 @@ class Report:
     counterexample: Counterexample | None = None
     conjecture: dict[str, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)
+    conditions: tuple[Condition, ...] = ()
     notes: list[str] = field(default_factory=list)
     parameters: dict[str, str] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Report:
             OutputRelation(proof.relations),
             list(proof.findings),
             assumptions=list(dict.fromkeys((*assumptions, *proof.assumptions))),
+            conditions=proof.conditions,
             notes=[relation.note for relation in proof.relations.values() if relation.note],
             opaque=list(proof.opaque),
             make_listing=proof.listing,
@@ -111,6 +114,7 @@ class Report:
             "counterexample": None if self.counterexample is None else self.counterexample.to_plain(),
             "conjecture": self.conjecture,
             "assumptions": self.assumptions,
+            "conditions": [condition.to_plain() for condition in self.conditions],
             "notes": self.notes,
             "parameters": self.parameters,
             "opaque": self.opaque,

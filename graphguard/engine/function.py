@@ -7,22 +7,23 @@ factors alone that are not negative; exp turns sums into products, whose factors
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from graphguard.engine.definition import Part, Product
+from graphguard.engine.domain import domain_of
 from graphguard.engine.grid import Box, by_cell, covers, piecewise
 from graphguard.engine.lane import Lane, varies
 from graphguard.engine.positive import is_positive as is_positive_at
 from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
-from graphguard.engine.table import Table
-from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value, substituted, weighted
+from graphguard.engine.table import DEFINED, NOT_NEGATIVE, NOT_ZERO, Table
+from graphguard.engine.term import ONE, Factor, Index, Range, Term, Undescribed, Value, Variable, substituted, weighted
 from graphguard.engine.value import add, masked, taken
-from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_vanish
+from graphguard.engine.vanish import is_log_of_nothing, may_vanish
 
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh", "normal_share"}
@@ -142,6 +143,8 @@ def _function(table: Table, name: str, operands: Sequence[Term | None], paramete
     products = [Part(label, factors) for label, factors in zip(parts, layout.parts, strict=True)]
     facts = {"positive": name in POSITIVE, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
     atom, axes = table.define("function", name, parameters, len(operands), products, layout.ranges, **facts)
+    if domain_of(name, parameters) is not None:
+        table.need(DEFINED, Factor(atom, axes), layout.ranges, weight)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
     return settled_as_one(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box, weight))
 
@@ -242,10 +245,11 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         factors = _raised(term.factors, exponent)
         if factors is None:
             return _root_of_product(table, term, exponent, box)
-        table.require_defined(factors)
+        if scale is None and term.coefficient < 0:
+            return _function(table, "pow", [term], (exponent,), box)
+        table.note_divisors(factors)
+        _need_power(table, term, exponent)
         if scale is None:
-            if term.coefficient < 0:
-                return _function(table, "pow", [term], (exponent,), box)
             scale, roots = table.root(term.coefficient, exponent)
             factors = (*factors, *roots)
         raised = settled_as_one(table, term.with_(coefficient=scale, factors=factors))
@@ -253,6 +257,15 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         return settled_as_one(table, with_open_sum(table, raised, own))  # the square of a norm may be part of a larger sum
 
     return by_cell(table, [value], on_cell)
+
+
+def _need_power(table: Table, term: Term, exponent: Fraction) -> None:
+    """A power below 0 divides; a root is of what is not negative."""
+    for factor in term.factors:
+        if exponent < 0 and factor.power > 0:
+            table.need(NOT_ZERO, factor, term.ranges, term.weight)
+        if exponent.denominator != 1 and factor.power.denominator == 1 and not factor.atom.nonnegative:
+            table.need(NOT_NEGATIVE, factor, term.ranges, term.weight)
 
 
 def _root_of_product(table: Table, term: Term, exponent: Fraction, box: Box) -> Term:
@@ -317,7 +330,7 @@ def _exp(table: Table, value: Value, opened: bool) -> Value:
         for term in closed:
             layout.lay(term.with_(factors=weighted(term)), labels)
             factors.append((len(layout.parts) - 1, term.coefficient))
-        product = [f for place, scale in factors for f in _exp_factors(table, layout.parts[place], scale)]
+        product = [f for place, scale in factors for f in _exp_factors(table, layout.parts[place], scale, layout.ranges)]
         dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
         term = Term(ONE, tuple(product), layout.ranges, dims, box)
         return table.settle(with_open_sum(table, term) if opened else term)
@@ -347,7 +360,9 @@ def with_open_sum(table: Table, term: Term, among: Sequence[Factor] | None = Non
     return term.with_(factors=(*rest, *instance(product, names)), ranges=ranges)
 
 
-def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> list[Factor]:
+def _exp_factors(
+    table: Table, factors: tuple[Factor, ...], scale: Fraction, ranges: Mapping[Variable, Range]
+) -> list[Factor]:
     """exp of a product, as factors."""
     if len(factors) == 1 and factors[0].power == 1 and factors[0].atom.id in table.definitions:
         atom, at = factors[0].atom, factors[0].at
@@ -356,19 +371,24 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction) -> 
         if atom.kind == "lin":
             result = []
             for product in definition.operands[0]:
-                result += _exp_factors(table, instance(product, axes), scale * product.label[1])  # type: ignore[index]
+                result += _exp_factors(table, instance(product, axes), scale * product.label[1], ranges)  # type: ignore[index]
             return result
         if definition.name == "log" and definition.operands[0] and definition.operands[0][0].label == (0, ONE):
             inner = instance(definition.operands[0][0], axes)
             if scale == 1 or all(f.atom.positive or _is_row(f, scale) for f in inner):
-                raised = [f._replace(power=f.power * scale) for f in inner]
-                table.require_defined(raised)
-                return raised
+                return _divided(table, [f._replace(power=f.power * scale) for f in inner], ranges)
     finite = not any(may_vanish(table, factor.atom) for factor in factors)  # exp(log 0) is 0
     atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=finite, nonnegative=True)
-    power = Factor(atom, positions, scale)
-    table.require_defined([power])
-    return [power]
+    return _divided(table, [Factor(atom, positions, scale)], ranges)
+
+
+def _divided(table: Table, factors: list[Factor], ranges: Mapping[Variable, Range]) -> list[Factor]:
+    """The factors of an exp: of which some may be zero where a mask leaves nothing, and are divided by."""
+    table.note_divisors(factors)
+    for factor in factors:
+        if factor.power < 0:
+            table.need(NOT_ZERO, factor, ranges)
+    return factors
 
 
 def _is_row(factor: Factor, scale: Fraction) -> bool:
@@ -389,8 +409,6 @@ def log(table: Table, value: Value) -> Value:
 
 
 def _log(table: Table, value: Value) -> Value:
-    inside = [factor for term in value.terms for factor in term.factors]
-    table.require_defined([f._replace(power=-ONE) for f in inside if not may_be_masked_out(table, f.atom)], divides=False)
     if len(value.terms) != 1 or not covers(value.terms[0].box, value.shape):
         return apply(table, "log", [value])
     term = plain(table, value.terms)

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphguard.engine.arrange import arranged
 from graphguard.engine.classes import streams as classes_of
+from graphguard.engine.conditions import conditions_of
 from graphguard.engine.draws import matched
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
 from graphguard.engine.lane import at_lane
@@ -97,7 +98,7 @@ def interpret(
     table.recording = False
     streams = untangled(classes_of(joint.graphs, relations, apart), joint)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
-    found.opaque, found.fallbacks, found.presumed = interpreter.opaque, interpreter.fallbacks, interpreter.presumed
+    found.opaque, found.fallbacks, found.needs = interpreter.opaque, interpreter.fallbacks, interpreter.needs
     found.relied_on = list(interpreter.relied_on.values())
     return found
 
@@ -148,6 +149,7 @@ class _Prover:
             len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams
         )
         self.proof.assumptions = self._assumptions()
+        self.proof.conditions = conditions_of(self.found, self.joint, list(self.proof.relations), self.own_lines)
         return self.proof
 
     def _assumptions(self) -> list[str]:
@@ -160,13 +162,7 @@ class _Prover:
         signs = [
             f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in self.found.table.bounds
         ]
-        places = {str(node.source): None for node in self.found.presumed}
-        presumed = [
-            f"{place}: the ranks divide by, or take a root or a log of, what the sequential program does not; "
-            "it is taken to be defined"
-            for place in places
-        ]
-        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + presumed + self.found.draws.assumptions
+        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + self.found.draws.assumptions
 
     def output_of_ranks(self, path: str) -> Held:
         values: list[tuple[tuple[int, ...], Described | None]] = []

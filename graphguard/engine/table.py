@@ -12,12 +12,13 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
-from graphguard.engine.lane import varies
+from graphguard.engine.lane import Lane, varies
 from graphguard.engine.normal import normal
 from graphguard.engine.part import Whole
+from graphguard.engine.place import Place
 from graphguard.engine.positive import is_not_zero, is_positive
 from graphguard.engine.rational import prime_powers
 from graphguard.engine.term import (
@@ -38,8 +39,27 @@ from graphguard.engine.term import (
 from graphguard.engine.trace import Trace
 from graphguard.engine.widen import widened
 
+if TYPE_CHECKING:
+    from graphguard.engine.span import Span
+
 MOST_FACTORS = 24
 What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
+
+
+NOT_ZERO, NOT_NEGATIVE, DEFINED = "nonzero", "nonnegative", "defined"  # kinds of needs; the last is of a function or an operator
+
+
+class Need(NamedTuple):
+    """What an operation needs of an atom, where a factor reads it."""
+
+    kind: str
+    factor: Factor
+    ranges: Mapping[Variable, Range]
+    weight: Lane
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.factor, self.ranges, self.weight)
 
 
 class _Noted(dict[int, Any]):
@@ -131,10 +151,12 @@ class Table:
         self.leaves: dict[int, frozenset[int]] = {}  # what sums are made of
         self.vanishing: dict[int, bool] = {}  # whether the exp of an atom may be 0
         self.infinite: dict[int, bool] = {}  # whether an atom may be minus infinity
+        self.garbage: dict[int, bool] = {}  # whether unwritten memory is in an atom
         self.maskable: dict[int, bool] = {}  # whether a mask may make an atom zero
-        self._required: set[int] = set()  # what the sequential program divides by, or takes roots of
         self.divisors: set[Hashable] = set()  # the places of what the sequential program divides by
-        self.taken_as_defined: set[int] = set()  # what the ranks alone do so with
+        self.met: dict[tuple[str, int], list[Place]] = {}  # where the sequential program needs something of atoms
+        self.needs: list[Need] = []  # what the ranks need
+        self.spans: dict[int, Span] = {}  # stated bounds of inputs that are no whole numbers
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
@@ -156,6 +178,11 @@ class Table:
 
     def by_id(self, number: int) -> Atom:
         return self._by_id[number]
+
+    def note_infinite(self, atom: Atom) -> None:
+        """Some elements of it are no numbers."""
+        self.spoil_trace()
+        self.infinite[atom.id] = self.vanishing[atom.id] = True
 
     def atoms(self) -> Iterable[tuple[tuple[str, Hashable], Atom]]:
         self.spoil_trace()
@@ -301,20 +328,27 @@ class Table:
             self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
         return self._operands
 
-    def require_defined(self, factors: Iterable[Factor], divides: bool = True) -> None:
-        """Note what is divided by, or taken a root or a log of: where the sequential program does so, it is defined; what the
-        ranks alone do so with is taken to be defined, which a report has to say. divides: the log of zero is no division."""
-        factors = tuple(factors)
+    def need(self, kind: str, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane = 1) -> None:
+        """Note what is needed of an atom where a factor reads it, so that an operation is defined. Of the sequential program
+        that holds, as it is taken to be defined; of the ranks it has to be shown."""
+        if kind != DEFINED and factor.atom.positive:
+            return
+        ranges = {v: ranges[v] for v in factor.variables()}
         if self.trace is not None:
-            self.trace.told(_require_defined, tuple(f.atom for f in factors), tuple(f.power for f in factors), divides)
-        for factor in factors:
-            if factor.atom.positive or (factor.power > 0 and (factor.power.denominator == 1 or factor.atom.nonnegative)):
-                continue
-            if self.recording:
-                self._required.add(factor.atom.id)
-                self.divisors |= {factor.place} if divides and factor.power < 0 else set()
-            elif factor.atom.id not in self._required:
-                self.taken_as_defined.add(factor.atom.id)
+            self.trace.told(_need, (factor.atom,), kind, factor, ranges, weight)
+        if self.recording:
+            self.met.setdefault((kind, factor.atom.id), []).append(Place.of(factor, ranges, weight))
+        else:
+            self.needs.append(Need(kind, factor, ranges, weight))
+
+    def note_divisors(self, factors: Iterable[Factor]) -> None:
+        """Note the places of what the sequential program divides by."""
+        factors = tuple(factor for factor in factors if factor.power < 0 and not factor.atom.positive)
+        if not self.recording or not factors:
+            return
+        self.divisors |= {factor.place for factor in factors}
+        if self.trace is not None:
+            self.trace.told(_note_divisors, tuple(f.atom for f in factors), factors)
 
     def root(self, number: Fraction, exponent: Fraction) -> tuple[Fraction, tuple[Factor, ...]]:
         """A power of a positive number: a rational, and powers of primes between 0 and 1."""
@@ -577,8 +611,14 @@ def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
     table.note_operand(term.with_(factors=(term.factors[0]._replace(atom=atoms[0]),)))
 
 
-def _require_defined(table: Table, atoms: tuple[Atom, ...], powers: tuple[Fraction, ...], divides: bool) -> None:
-    table.require_defined((Factor(atom, (), power) for atom, power in zip(atoms, powers, strict=True)), divides)
+def _note_divisors(table: Table, atoms: tuple[Atom, ...], factors: tuple[Factor, ...]) -> None:
+    table.note_divisors(factor._replace(atom=atom) for factor, atom in zip(factors, atoms, strict=True))
+
+
+def _need(
+    table: Table, atoms: tuple[Atom, ...], kind: str, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane
+) -> None:
+    table.need(kind, factor._replace(atom=atoms[0]), ranges, weight)
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:
