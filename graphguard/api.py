@@ -286,10 +286,10 @@ def _decided(
     judged = partial(judge, *graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, progress=tell)
     proof = first = proof_of()
     _tell("oracle")
-    judgement = judged(proved=proof.relations)
+    judgement = judged(proved=proof.unconditional)
     if not judgement.different:
         proof = proved_apart(first, job.subject.mesh.size, proof_of)
-        judgement = judgement if proof is first else judged(proved=proof.relations)
+        judgement = judgement if proof is first else judged(proved=proof.unconditional)
     stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
     stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
     assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])

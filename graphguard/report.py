@@ -14,6 +14,7 @@ from graphguard.errors import GraphGuardError
 from graphguard.findings import Finding
 from graphguard.listing import Program
 
+SHOWN_CONDITIONS = 2  # beside a verdict
 VERSION = 1  # of the JSON; docs/report-schema.json has its schema
 
 
@@ -100,6 +101,15 @@ class Report:
         """Whether the verdict is "verified"."""
         return self.verdict == "verified"
 
+    @property
+    def headline(self) -> str:
+        """The verdict with its conditions: `verified where x != 0, model.py:12`."""
+        if not self.conditions or not self.verified:
+            return self.verdict
+        said = [str(condition) for condition in self.conditions[:SHOWN_CONDITIONS]]
+        more = len(self.conditions) - len(said)
+        return f"{self.verdict} where {' and '.join(said)}{f', and {more} more' if more else ''}"
+
     def raise_if_not_verified(self) -> None:
         """Raise a `NotVerifiedError` that has the report."""
         if not self.verified:
@@ -144,7 +154,7 @@ class Report:
         return fragment(self)
 
     def _as_one_check(self) -> dict[str, Any]:
-        check = {"name": "verify", "file": None, "line": None, "expect": "verified", **self.to_plain(), "error": None}
+        check = {"name": "verify", "file": None, "line": None, "expect": "verified", "strict": False, **self.to_plain(), "error": None}
         return {"version": VERSION, "checks": [check]}
 
     @property
@@ -166,7 +176,7 @@ class Report:
         return shown(report_lines(self, look), look)
 
     def __str__(self) -> str:
-        return "\n".join([self.verdict, *(f"  {line}".rstrip() for line in self.lines())])
+        return "\n".join([self.headline, *(f"  {line}".rstrip() for line in self.lines())])
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:

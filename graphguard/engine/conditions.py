@@ -25,7 +25,7 @@ def conditions_of(found: Interpretation, joint: Joint, paths: Sequence[str], own
     outputs: dict[tuple[str, str], dict[str, None]] = {}
     sources: dict[str, Source | None] = {}
     for nodes, open_needs in unmet:
-        about = [path for path in paths if any(node in made_from[path] for node in nodes)]
+        about = [path for path in paths if _raises(nodes[0]) or any(node in made_from[path] for node in nodes)]
         source = own_lines.at(nodes[0]) or nodes[0].source
         sources.setdefault(str(source), source)
         for text in in_words(found.table, open_needs, names, _name(nodes[0].op)) if about else ():
@@ -36,6 +36,11 @@ def conditions_of(found: Interpretation, joint: Joint, paths: Sequence[str], own
 def _nodes_of(joint: Joint, path: str) -> set[Node]:
     wanted = [(rank, graph.outputs.get(path)) for rank, graph in enumerate(joint.graphs)]
     return needed_of_ranks(joint, [(rank, value) for rank, value in wanted if value is not None])[0]
+
+
+def _raises(node: Node) -> bool:
+    """Whether it raises where it is not defined: then the rank returns nothing at all. Floats become nan or infinite."""
+    return any(not tensor.dtype.startswith(("float", "bfloat", "complex")) for tensor in node.outputs)
 
 
 def _name(operator: str) -> str:
