@@ -345,15 +345,15 @@ def _with_parameters(job: Job, captured: Captured, parameters: Mapping[str, Para
     return relations_with(job.subject, captured, parameters), {**expected, **outputs}
 
 
-def _ranges(inputs: Mapping[str, Input]) -> dict[str, tuple[int | None, int | None]]:
-    """The stated bounds `low <= v < high` of integer inputs, which the proof uses; of others, whether they are above zero."""
-    ranges = {}
+def _ranges(inputs: Mapping[str, Input]) -> dict[str, tuple[float | None, float | None]]:
+    """The stated bounds `low <= v < high` of inputs, which the proof uses."""
+    ranges: dict[str, tuple[float | None, float | None]] = {}
     for name, spec in inputs.items():
         whole = not (spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype == torch.bool)
         if whole and (spec.low is not None or spec.high is not None):
             ranges[name] = (_ceiling(spec.low), _ceiling(spec.high))
-        elif spec.dtype.is_floating_point and spec.low is not None and spec.low >= 0:
-            ranges[name] = (_ceiling(spec.low), None)
+        elif spec.dtype.is_floating_point and (spec.low is not None or spec.high is not None):
+            ranges[name] = (spec.low, spec.high)
     return ranges
 
 

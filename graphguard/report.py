@@ -154,8 +154,8 @@ class Report:
         return fragment(self)
 
     def _as_one_check(self) -> dict[str, Any]:
-        check = {"name": "verify", "file": None, "line": None, "expect": "verified", "strict": False, **self.to_plain(), "error": None}
-        return {"version": VERSION, "checks": [check]}
+        check = {"name": "verify", "file": None, "line": None, "expect": "verified", "strict": False}
+        return {"version": VERSION, "checks": [{**check, **self.to_plain(), "error": None}]}
 
     @property
     def listing(self) -> list[Program]:

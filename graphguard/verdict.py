@@ -58,7 +58,7 @@ def _undefined(proof: Proof, judgement: Judgement) -> list[Finding]:
         conditions = [each for each in proof.conditions if path in each.outputs] if path in proof.relations else []
         if conditions:
             where = " and ".join(each.text for each in conditions[:SHOWN_CONDITIONS])
-            message = f"{path}: the relation holds where {where}; on these inputs the sequential program is defined and the ranks differ"
+            message = f"{path}: the relation holds where {where}; here the sequential program is defined, and the ranks differ"
             lines = tuple({each.source.place: each.source for each in conditions if each.source is not None}.values())
             first = lines[0] if lines else None
             findings.append(Finding("unexplained-output", message, sources=lines, distributed=first, output=path))

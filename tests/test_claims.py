@@ -136,7 +136,7 @@ def test_whole_numbers_are_drawn_from_the_range_that_the_engine_assumes():
 
     inputs = {"ids": gg.Input((5,), dtype=torch.int64), "table": gg.Input((7, 3))}
     captured, found = described(lookup, lookup, inputs, 2)
-    assert set(found.table.bounds.values()) == {(0, 7)}
+    assert [text for each in found.table.facts.ranges().values() for text in each.in_words("ids", (5,))] == ["0 <= ids < 7"]
     audit = audited(captured, found)
     assert audit.wrong == [] and audit.compared
 

@@ -49,7 +49,7 @@ class World:
         self._draw, self.table = draw, Table()
         self.ops = Ops(self.table)
         self.table.recording = False
-        self.table.declare(self.table.atom("input", "ids"), 0, IDS)
+        self.table.facts.declare(self.table.atom("input", "ids"), 0, IDS)
 
     def integer(self, low, high):
         return self._draw(st.integers(low, high))

@@ -177,7 +177,7 @@ def test_a_one_hot_sums_to_one_only_in_a_declared_range(ops):
     table = Table()
     table.recording = False
     bounded = Ops(table)
-    table.declare(table.atom("input", "ids"), 0, 5)
+    table.facts.declare(table.atom("input", "ids"), 0, 5)
     assert same(bounded.sum(bounded.one_hot(tensor(bounded, "ids"), 5, 2), [2]), bounded.ones((ROWS, COLUMNS)))
     assert not same(bounded.sum(bounded.one_hot(tensor(bounded, "ids"), 4, 2), [2]), bounded.ones((ROWS, COLUMNS)))
 
@@ -227,7 +227,7 @@ def test_whole_number_arithmetic_is_not_real_arithmetic(ops):
 def test_a_comparison_of_reals_is_not_one_of_whole_numbers(ops):
     """Below 2 is at most 1 for whole numbers alone."""
     x, ids = tensor(ops, "x"), tensor(ops, "ids")
-    ops.table.declare(ops.table.atom("input", "ids"), 0, 5)
+    ops.table.facts.declare(ops.table.atom("input", "ids"), 0, 5)
     one, two = ops.full((), 1), ops.full((), 2)
     assert not same(ops.compare("lt", x, two, False), ops.compare("le", x, one, False))
     assert same(ops.compare("lt", ids, two, True), ops.compare("le", ids, one, True))
@@ -235,7 +235,7 @@ def test_a_comparison_of_reals_is_not_one_of_whole_numbers(ops):
 
 def test_a_mask_of_lanes_with_a_limit_at_the_end_of_the_range(ops):
     """Nothing lies above the largest value: in those lanes the mask is empty."""
-    ops.table.declare(ops.table.atom("input", "ids"), 0, 5)
+    ops.table.facts.declare(ops.table.atom("input", "ids"), 0, 5)
     limits = np.array([0, 0, 3, 4])
     mask = ops.compare("gt", tensor(ops, "ids"), ops.full((), limits), True)
     holds(ops, mask, *(ARRAYS["ids"] > limit for limit in limits))

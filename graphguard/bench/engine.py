@@ -159,7 +159,7 @@ def _measured(case: Case, before: int) -> Measurement:
     inputs = {name: interpreter.input(name, value.shape) for name, value in case.sequential.inputs.items()}
     for name, (low, high) in case.ranges.items():
         for term in inputs[name].terms:
-            table.declare(term.factors[0].atom, low, high)
+            table.facts.declare(term.factors[0].atom, low, high)
     sequential = interpreter.run_sequential(case.sequential, inputs)
     turned = time.perf_counter()
     table.recording = False

@@ -45,7 +45,7 @@ class Reading:
         if len(others) > 1 or len(deltas) > 1 or any(f.power != 1 for f in others):
             return None
         if not deltas:
-            if not others or term.summed or others[0].atom.id not in table.bounds or others[0].atom.kind == "idx":
+            if not others or term.summed or others[0].atom.kind == "idx" or table.facts.span(others[0], term.ranges) is None:
                 return None
             return Reading(term, (others[0].atom, others[0].at), None, others)
         subject, values = _subject(table, deltas[0]), deltas[0].at[-1]
@@ -53,9 +53,9 @@ class Reading:
             return None
         return Reading(term, subject, values, others)
 
-    @property
-    def atom(self) -> Atom:
-        return self._subject.atom
+    def span(self, table: Table) -> tuple[int, int] | None:
+        """A range that all elements lie in that are read."""
+        return table.facts.span(Factor(self._subject.atom, self._subject.at), self.term.ranges)
 
     def piece(self, number: int, lane: int) -> tuple[Hashable, Piece] | None:
         """In one lane: where the tensor is read, and the piece."""
@@ -84,7 +84,7 @@ class _Place:
     """Where a term reads an atom."""
 
     def __init__(self, term: Term, atom: Atom, at: tuple[Index, ...]):
-        self.atom = atom
+        self.atom, self.at = atom, at
         names = {v: (dim, n) for dim, group in enumerate(term.dims) for n, v in enumerate(group)}
         strides = tuple(tuple(sorted((names.get(v, (-1, v)), stride) for v, stride in index.terms)) for index in at)
         self._form = atom.id, strides, tuple(map(len, term.dims))

@@ -1,7 +1,7 @@
 """Which functions are not defined everywhere, and where they are.
 
-A power of a single value is no function: it needs a value that is not zero, or not negative. Of an operator without a description
-nothing is known, so it may be undefined anywhere.
+A power of a single value is no function: it needs a value that is not zero, or not negative. Of an operator without a
+description nothing is known, so it may be undefined anywhere.
 """
 
 from __future__ import annotations

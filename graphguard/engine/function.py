@@ -21,9 +21,20 @@ from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
 from graphguard.engine.table import DEFINED, NOT_NEGATIVE, NOT_ZERO, Table
-from graphguard.engine.term import ONE, Factor, Index, Range, Term, Undescribed, Value, Variable, substituted, weighted
+from graphguard.engine.term import (
+    ONE,
+    Factor,
+    Index,
+    Range,
+    Term,
+    Undescribed,
+    Value,
+    Variable,
+    substituted,
+    weighted,
+)
 from graphguard.engine.value import add, masked, taken
-from graphguard.engine.vanish import is_log_of_nothing, may_vanish
+from graphguard.engine.vanish import is_log_of_nothing, may_be_masked_out, may_vanish
 
 INDICATORS = {"eq", "lt", "le", "isnan", "isinf", "positive", "nonzero"}
 POSITIVE = {"sigmoid", "softplus", "cosh", "normal_share"}
@@ -107,9 +118,22 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
             turned = operands[0].with_(coefficient=-operands[0].coefficient)
             term = _function(table, name, [turned], parameters, box)
             return term if name in EVEN else term.with_(coefficient=-term.coefficient)
+        if name == "log" and operands[0] is not None:
+            _note_log(table, operands[0])
         return _function(table, name, operands, parameters, box)
 
     return by_cell(table, values, on_cell)
+
+
+def _note_log(table: Table, term: Term) -> None:
+    """Where the sequential program takes a log of one factor whose sign is not known, that is not negative. The log of a mask
+    is minus infinity."""
+    unsure = [f for f in term.factors if not f.atom.positive]
+    if not table.recording or len(unsure) != 1 or unsure[0].power != 1 or term.coefficient < 0:
+        return
+    if not may_be_masked_out(table, unsure[0].atom):
+        table.facts.note("nonnegative", unsure[0], term.ranges)
+        table.facts.note("logged", unsure[0], term.ranges)
 
 
 def _of_numbers(name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...]) -> Fraction | None:
@@ -239,16 +263,13 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         simple = len(term.factors) == 1 and term.factors[0].power == 1
         if not whole and not (simple or all(f.atom.nonnegative for f in term.factors)):
             return _root_of_product(table, term, exponent, box)
-        if table.recording and not whole and simple and term.coefficient > 0:
-            table.note_root(term.factors[0].atom)
+        if not whole and term.coefficient < 0:
+            return _function(table, "pow", [term], (exponent,), box)
+        _need_power(table, term, exponent)
         scale = _rational_power(term.coefficient, exponent)
-        factors = _raised(term.factors, exponent)
+        factors = _raised(table, term, exponent)
         if factors is None:
             return _root_of_product(table, term, exponent, box)
-        if scale is None and term.coefficient < 0:
-            return _function(table, "pow", [term], (exponent,), box)
-        table.note_divisors(factors)
-        _need_power(table, term, exponent)
         if scale is None:
             scale, roots = table.root(term.coefficient, exponent)
             factors = (*factors, *roots)
@@ -277,12 +298,13 @@ def _root_of_product(table: Table, term: Term, exponent: Fraction, box: Box) -> 
     return settled_as_one(table, found.with_(coefficient=scale, factors=(*found.factors, *roots)))
 
 
-def _raised(factors: Sequence[Factor], exponent: Fraction) -> tuple[Factor, ...] | None:
+def _raised(table: Table, term: Term, exponent: Fraction) -> tuple[Factor, ...] | None:
     """A power of each factor. A root whose whole power would forget that its base is not negative is repeated instead."""
     raised: list[Factor] = []
-    for factor in factors:
+    for factor in term.factors:
         power = factor.power * exponent
-        if power.denominator != 1 or factor.power.denominator == 1 or factor.atom.nonnegative or factor.atom.rooted:
+        forgets = power.denominator == 1 and factor.power.denominator != 1 and not factor.atom.nonnegative
+        if not forgets or table.facts.holds("nonnegative", factor, term.ranges):
             raised.append(factor._replace(power=power))
         elif exponent.denominator == 1 and abs(exponent) <= MOST_COPIES:
             raised += [factor._replace(power=factor.power if exponent > 0 else -factor.power)] * abs(int(exponent))
@@ -360,9 +382,7 @@ def with_open_sum(table: Table, term: Term, among: Sequence[Factor] | None = Non
     return term.with_(factors=(*rest, *instance(product, names)), ranges=ranges)
 
 
-def _exp_factors(
-    table: Table, factors: tuple[Factor, ...], scale: Fraction, ranges: Mapping[Variable, Range]
-) -> list[Factor]:
+def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction, ranges: Mapping[Variable, Range]) -> list[Factor]:
     """exp of a product, as factors."""
     if len(factors) == 1 and factors[0].power == 1 and factors[0].atom.id in table.definitions:
         atom, at = factors[0].atom, factors[0].at
@@ -384,7 +404,6 @@ def _exp_factors(
 
 def _divided(table: Table, factors: list[Factor], ranges: Mapping[Variable, Range]) -> list[Factor]:
     """The factors of an exp: of which some may be zero where a mask leaves nothing, and are divided by."""
-    table.note_divisors(factors)
     for factor in factors:
         if factor.power < 0:
             table.need(NOT_ZERO, factor, ranges)

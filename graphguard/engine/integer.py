@@ -107,7 +107,7 @@ def _sign_test(table: Table, name: str, distance: Value) -> Value | None:
         if name == "eq":
             factors = (Factor(atom, (*axes, scaled(position, -sign))),)
         else:
-            bounds = table.subjects.get(atom.id)
+            bounds = table.facts.subject_span(Factor(atom, (*axes, position)), ranges)
             if bounds is None or position.terms:
                 return None
             limit = position.offset  # subject < limit, or subject > -limit
@@ -157,8 +157,6 @@ def _affine(table: Table, value: Value) -> Affine | None:
 def delta_of(table: Table, subject: tuple[Factor, ...]):  # type: ignore[no-untyped-def]
     """The atom [subject = v] and the positions of the subject; v is its last position."""
     atom, axes = table.define("delta", "eq", (), 1, [Part((0, ONE), subject)], {}, indicator=True)
-    if len(subject) == 1 and subject[0].atom.id in table.bounds and subject[0].power == 1:
-        table.note_subject(atom, table.bounds[subject[0].atom.id])
     return atom, axes
 
 
@@ -201,7 +199,7 @@ def _all_values(table: Table, mask: Value) -> Value | None:
         if not covers(term.box, mask.shape):
             continue
         if len(summed) == 1 and len(term.factors) == 1 and term.factors[0].atom.kind == "delta" and not varies(term.weight):
-            bounds = table.subjects.get(term.factors[0].atom.id)
+            bounds = table.facts.subject_span(term.factors[0], term.ranges)
             if bounds is not None and term.factors[0].at[-1] == Index(((summed[0], 1),)):
                 whole = term.with_(coefficient=ONE, ranges={**term.ranges, summed[0]: bounds})
                 return Value(mask.shape, (whole,))

@@ -50,7 +50,7 @@ class Memo:
         forms = [self.form(value) for value in operands]
         atoms = tuple(atom for form in forms for atom in form.atoms)
         found = (what, tuple([form.number for form in forms]), _order(atoms), tuple([facts_of(atom) for atom in atoms]),
-                 self._table.recording, self._table.folding)  # fmt: skip
+                 self._table.recording, self._table.folding, self._table.exposed)  # fmt: skip
         kept = self._kept.setdefault(found, [])
         for each in reversed(kept):
             results = self._again(each, atoms, operands)

@@ -1,8 +1,8 @@
 """Whether what the ranks alone do is defined where they do it.
 
-The claim of a proof is made wherever the sequential program is defined. So what the ranks alone do has to be defined there, too:
-its operand is known to lie in the domain, or the sequential program does the same with all of these values. What is neither is a
-condition of the verdict.
+The claim of a proof is made wherever the sequential program is defined. So what the ranks alone do has to be defined there:
+its operand is known to lie in the domain, or the sequential program does the same with all of these values. What is neither
+is a condition of the verdict.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from graphguard.engine.domain import ABOVE, FROM, NOT_ZERO_TEXT, Domain, domain_of
+from graphguard.engine.facts import Kind
 from graphguard.engine.function import instance
-from graphguard.engine.place import within
 from graphguard.engine.positive import is_positive_there
 from graphguard.engine.span import ABOVE_ZERO, FROM_ZERO, Span, span_of
 from graphguard.engine.table import DEFINED, NOT_NEGATIVE, NOT_ZERO, Need, Table
@@ -20,8 +20,8 @@ from graphguard.engine.term import ONE, Factor, Index
 from graphguard.engine.vanish import may_be_masked_out
 
 _OF_ONE = frozenset({
-    "div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "pow", "asin", "acos", "acosh", "atanh", "tan", "lgamma", "remainder", "fmod",
-    "floor_divide",
+    "div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "pow", "asin", "acos", "acosh", "atanh", "tan", "lgamma",
+    "remainder", "fmod", "floor_divide",
 })  # fmt: skip
 
 
@@ -36,15 +36,15 @@ class Needs:
         """The needs that are not known to be met, each once."""
         seen: set[Hashable] = set()
         for need in needs:
-            if not self.is_met(need) and _key(need) not in seen:
-                seen.add(_key(need))
+            if not self.is_met(need) and need.key not in seen:
+                seen.add(need.key)
                 yield need
 
     def is_met(self, need: Need) -> bool:
-        key = _key(need)
+        key = need.key
         if key not in self._known:
             self._known[key] = False  # while it is looked at
-            self._known[key] = within(need.place, self._table.met.get((need.kind, need.factor.atom.id), ())) or self._holds(need)
+            self._known[key] = self._table.facts.holds(need.kind, need.factor, need.ranges) or self._holds(need)
         return self._known[key]
 
     def _holds(self, need: Need) -> bool:
@@ -53,15 +53,21 @@ class Needs:
         if need.kind == NOT_NEGATIVE:
             return need.factor.atom.nonnegative or self._span(need).within(FROM_ZERO)
         definition = self._table.definitions.get(need.factor.atom.id)
-        domain = None if definition is None or need.factor.atom.kind != "function" else domain_of(definition.name, definition.parameters)
+        domain = (
+            None
+            if definition is None or need.factor.atom.kind != "function"
+            else domain_of(definition.name, definition.parameters)
+        )
         if definition is None or domain is None:
             return False
         axes: dict[int, Index] = {-1 - n: index for n, index in enumerate(need.factor.at)}
         products = definition.operands[domain.operand]
         if not products:  # the log of nothing is an infinity, which is never cancelled
-            return definition.name == "log" or (domain.allowed is not None and Span(Fraction(0), Fraction(0)).within(domain.allowed))
+            return definition.name == "log" or (
+                domain.allowed is not None and Span(Fraction(0), Fraction(0)).within(domain.allowed)
+            )
         (product,) = products
-        return self._lies_in(domain, product.label[1], instance(product, axes), need, definition.name == "log")  # type: ignore[index]
+        return self._lies_in(domain, product.label[1], instance(product, axes), need, definition.name == "log")
 
     def _lies_in(self, domain: Domain, coefficient: Fraction, factors: Sequence[Factor], need: Need, log: bool) -> bool:
         """Whether a product is in a domain wherever it is read. Where a mask makes what a log is of zero, the log is an
@@ -73,12 +79,14 @@ class Needs:
         if domain.allowed not in (ABOVE_ZERO, FROM_ZERO) or coefficient <= 0:
             return False
         above = [f for f in factors if domain.allowed is ABOVE_ZERO and not (log and may_be_masked_out(self._table, f.atom))]
+        if log:
+            above = [f for f in above if not self._table.facts.holds("logged", f, need.ranges)]
         return all(self._is_from_zero(f, need) for f in factors) and all(self._factor_is(NOT_ZERO, f, need) for f in above)
 
     def _is_from_zero(self, factor: Factor, need: Need) -> bool:
         return factor.power.denominator != 1 or factor.power % 2 == 0 or self._factor_is(NOT_NEGATIVE, factor, need)
 
-    def _factor_is(self, kind: str, factor: Factor, need: Need) -> bool:
+    def _factor_is(self, kind: Kind, factor: Factor, need: Need) -> bool:
         return self.is_met(Need(kind, factor, need.ranges, need.weight))
 
     def _is_not_zero(self, need: Need) -> bool:
@@ -98,20 +106,14 @@ class Needs:
         return span_of(self._table, Fraction(1), [need.factor._replace(power=Fraction(1))], need.ranges)
 
 
-def _key(need: Need) -> Hashable:
-    return need.kind, need.factor.atom.id, need.place.key
-
-
 def in_words(table: Table, needs: Sequence[Need], names: Mapping[int, str], operator: str) -> list[str]:
     """Conditions for people: of inputs by their names, else of the operand of an operator."""
-    kinds: dict[Hashable, set[str]] = {}
-    for need in needs:
-        kinds.setdefault((need.factor.atom.id, need.place.key), set()).add(need.kind)
-    both = {NOT_ZERO, NOT_NEGATIVE}
-    texts = []
-    for need in needs:
-        positive = both <= kinds[need.factor.atom.id, need.place.key] and need.kind in both
-        texts.append(_in_words(table, need, names, operator, positive))
+    keys = {need.key for need in needs}
+    both = [{need._replace(kind=kind).key for kind in (NOT_ZERO, NOT_NEGATIVE)} for need in needs]
+    texts = [
+        _in_words(table, need, names, operator, positive=need.kind != DEFINED and pair <= keys)
+        for need, pair in zip(needs, both, strict=True)
+    ]
     return list(dict.fromkeys(texts))
 
 
@@ -126,7 +128,7 @@ def _in_words(table: Table, need: Need, names: Mapping[int, str], operator: str,
     if definition is None or domain is None:
         return f"{operator} is defined"
     products = definition.operands[domain.operand]
-    known = [_expression(table, product.label[1], product.factors, names) for product in products]  # type: ignore[index]
+    known = [_expression(table, product.label[1], product.factors, names) for product in products]
     return domain.text.format(known[0] if len(known) == 1 and known[0] else shown)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from math import floor, gcd
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -32,26 +33,32 @@ from graphguard.engine.term import (
     substitute,
 )
 
-Bounds = Mapping[int, tuple[int, int]]  # of the subjects of deltas, by the delta's atom
 _SPECIAL = {"impulse", "step", "window", "delta"}
 
 
-def normal(term: Term, subjects: Bounds) -> Term | None:
+class Known(Protocol):
+    """What is known of elements of atoms."""
+
+    def holds(self, kind: Literal["nonnegative"], factor: Factor, ranges: Mapping[Variable, Range]) -> bool: ...
+    def subject_span(self, delta: Factor, ranges: Mapping[Variable, Range]) -> tuple[int, int] | None: ...
+
+
+def normal(term: Term, facts: Known) -> Term | None:
     """The term in normal form; None if it is zero in every lane."""
-    work = _Work(term, subjects)
+    work = _Work(term, facts)
     return work.result() if work.run() else None
 
 
 class _Work:
     """A term while it is being normalised."""
 
-    def __init__(self, term: Term, subjects: Bounds):
+    def __init__(self, term: Term, facts: Known):
         self.coefficient, self.weight = term.coefficient, term.weight
         self.factors = list(term.factors)
         self.ranges = dict(term.ranges)
         self.dims = [list(dim) for dim in term.dims]
         self.box = list(term.box)
-        self.subjects = subjects
+        self.facts = facts
 
     def result(self) -> Term:
         return Term(
@@ -226,10 +233,11 @@ class _Work:
             return
         powers: dict[object, Factor] = {}
         for factor in self.factors:
-            place: object = factor.place if factor.atom.positive else (factor.place, factor.power > 0, _rooted(factor))
+            keeps = self._keeps_root(factor)
+            place: object = factor.place if factor.atom.positive else (factor.place, factor.power > 0, keeps)
             known = powers.get(place)
             power = factor.power if known is None else known.power + factor.power
-            if power.denominator == 1 and _rooted(factor):
+            if power.denominator == 1 and keeps:
                 place, power = (place, len(powers)), factor.power
             if factor.atom.indicator and power > 0:
                 power = ONE
@@ -242,6 +250,12 @@ class _Work:
                 factor = factor._replace(power=factor.power - whole)
             if factor.power:
                 self.factors.append(factor)
+
+    def _keeps_root(self, factor: Factor) -> bool:
+        """Whether the power says that its base is not negative, which the whole power that two roots make would forget."""
+        if factor.power.denominator == 1 or factor.atom.nonnegative:
+            return False
+        return not self.facts.holds("nonnegative", factor, self.ranges)
 
     def _sort(self) -> None:
         """By age; the same atom at several places, by where the variables of each place occur besides, so that it does not
@@ -452,7 +466,7 @@ class _Work:
                 distance = combined([factor.at[-1], scaled(its.at[-1], -1)])
                 self.factors[other] = Factor(IMPULSE, (distance,))
                 return True
-        span = self.subjects.get(factor.atom.id)
+        span = self.facts.subject_span(factor, self.ranges)
         if span is None:
             return False
         index = factor.at[-1]
@@ -475,11 +489,6 @@ class _Work:
         del self.factors[number]
         del self.ranges[variable]
         return True
-
-
-def _rooted(factor: Factor) -> bool:
-    """Whether the power says that its base is not negative, which the whole power that two roots make would forget."""
-    return factor.power.denominator != 1 and not factor.atom.nonnegative and not factor.atom.rooted
 
 
 def _same_subject(a: Factor, b: Factor) -> bool:

@@ -87,7 +87,9 @@ def _read_at(term: Term) -> tuple[tuple[int, ...], ...]:
 def _is_solid(value: Value) -> bool:
     """Whether a tensor is one term everywhere, of which no mask takes something away."""
     return len(value.terms) == 1 and all(
-        covers(term.box, value.shape) and not varies(term.weight) and not any(f.atom.indicator or f.atom is IDX for f in term.factors)
+        covers(term.box, value.shape)
+        and not varies(term.weight)
+        and not any(f.atom.indicator or f.atom is IDX for f in term.factors)
         for term in value.terms
     )
 

@@ -6,7 +6,7 @@ some of the row: that is a fact of the positions at which the sum is read, which
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,14 +32,7 @@ def is_not_zero(table: Table, factor: Factor, ranges: Mapping[Variable, Range], 
     not where that program is defined."""
     if any(index.terms for index in factor.at):
         return is_positive(table, factor, ranges, weight)
-    divisor = factor.place in table.divisors
-    if table.trace is not None:
-        table.trace.asked(_divided_by, (factor.atom.id,), divisor, factor.place[1:])
-    return divisor or is_positive(table, factor, ranges, weight)
-
-
-def _divided_by(table: Table, ids: tuple[int, ...], at: tuple[Hashable, ...]) -> bool:
-    return (*ids, *at) in table.divisors
+    return table.facts.holds("nonzero", factor, ranges) or is_positive(table, factor, ranges, weight)
 
 
 def is_positive(table: Table, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane = 1) -> bool:

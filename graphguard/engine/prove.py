@@ -22,8 +22,10 @@ from graphguard.engine.listing import Lister, telling
 from graphguard.engine.localise import Localiser, scale_in_words
 from graphguard.engine.ops import Ops
 from graphguard.engine.proof import Proof, Relation
+from graphguard.engine.ranges import declared_span
 from graphguard.engine.relate import Held, Placements, Relator, held, held_in_a_row
 from graphguard.engine.show import arranged_relation, relation_of
+from graphguard.engine.span import stated_span
 from graphguard.engine.table import Table
 from graphguard.engine.tangle import untangled
 from graphguard.engine.term import Atom, Value
@@ -38,7 +40,7 @@ from graphguard.lines import OwnLines
 if TYPE_CHECKING:
     from graphguard.expectation import Expectation
 
-Range = tuple[int | None, int | None]
+Range = tuple[float | None, float | None]
 Ranges = Mapping[str, Range]
 
 
@@ -108,8 +110,10 @@ def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | 
     for atom in atoms:
         if dtype == "bool":
             atom.indicator = atom.nonnegative = True
-        if low is not None and high is not None:
-            table.declare(atom, low, high)
+        if dtype.startswith(("int", "uint")) and (low, high) != (None, None):
+            table.facts.declare(atom, *declared_span(*(None if end is None else int(end) for end in (low, high))))
+        elif (low, high) != (None, None):
+            table.spans[atom.id] = stated_span(low, high)
         if low is not None:
             atom.positive, atom.nonnegative = low > 0, low >= 0
 
@@ -153,16 +157,15 @@ class _Prover:
         return self.proof
 
     def _assumptions(self) -> list[str]:
-        names = {atom.id: key for (kind, key), atom in self.found.table.atoms() if kind == "input"}
-        ranges = [
-            f"{low} <= {names[atom]} < {high}" for atom, (low, high) in sorted(self.found.table.bounds.items()) if atom in names
-        ]
-        inputs = [(key, atom) for (kind, key), atom in self.found.table.atoms() if kind == "input"]
+        known = self.found.table.facts.ranges()
+        inputs = [(str(key), atom) for (kind, key), atom in self.found.table.atoms() if kind == "input"]
+        ranges = [text for key, atom in sorted(inputs, key=lambda each: each[1].id) if atom.id in known
+                  for text in known[atom.id].in_words(key, self.sequential.inputs[key].shape)]  # fmt: skip
         declared = [(key, atom) for key, atom in inputs if atom.nonnegative and not atom.indicator]
-        signs = [
-            f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in self.found.table.bounds
-        ]
-        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + self.found.draws.assumptions
+        signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in known]
+        spans = [text for key, atom in inputs if atom.id in self.found.table.spans
+                 for text in self.found.table.spans[atom.id].in_words(key)]  # fmt: skip
+        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + spans + self.found.draws.assumptions
 
     def output_of_ranks(self, path: str) -> Held:
         values: list[tuple[tuple[int, ...], Described | None]] = []

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
-from graphguard.engine.place import Place
-from graphguard.engine.term import IDX, Factor, Index, Range, Variable, substituted
+import numpy as np
+
+from graphguard.engine.term import IDX, Factor, Index, Range, Variable, bounds, substituted
 
 if TYPE_CHECKING:
     from graphguard.engine.table import Table
@@ -24,6 +25,11 @@ class Span(NamedTuple):
     high: Number = math.inf
     low_open: bool = False
     high_open: bool = False
+
+    def in_words(self, name: str) -> list[str]:
+        """What is stated of an input beside its sign."""
+        low = [f"{name} >= {float(self.low):g}"] if -math.inf < self.low < 0 else []
+        return low + ([f"{name} < {float(self.high):g}"] if self.high < math.inf else [])
 
     def within(self, outer: Span) -> bool:
         low = self.low > outer.low or (self.low == outer.low and (self.low_open or not outer.low_open))
@@ -72,6 +78,12 @@ def exactly(number: Fraction) -> Span:
     return Span(number, number)
 
 
+def stated_span(low: float | None, high: float | None) -> Span:
+    """Of an input with `low <= v < high`."""
+    bounds = [None if end is None or math.isinf(end) else Fraction(end) for end in (low, high)]
+    return Span(-math.inf if bounds[0] is None else bounds[0], math.inf if bounds[1] is None else bounds[1], high_open=True)
+
+
 def span_of(
     table: Table, coefficient: Fraction, factors: Sequence[Factor], ranges: Mapping[Variable, Range], depth: int = 0
 ) -> Span:
@@ -96,15 +108,14 @@ def _of_factor(table: Table, factor: Factor, ranges: Mapping[Variable, Range], d
 def _of_atom(table: Table, factor: Factor, ranges: Mapping[Variable, Range], depth: int) -> Span:
     atom = factor.atom
     if atom is IDX:
-        place = Place.of(factor, ranges)
-        ends = [end for lane in place.lanes for end in place.box(lane)[0]]
-        return Span(Fraction(min(ends)), Fraction(max(ends))) if ends else ANY
+        low, high = bounds(factor.at[0], ranges)
+        return Span(Fraction(int(np.min(low))), Fraction(int(np.max(high))))
     if atom.indicator:
         return Span(Fraction(0), Fraction(1))
     stated = table.spans.get(atom.id)
     if stated is not None:
         return stated
-    whole = table.bounds.get(atom.id)
+    whole = table.facts.span(factor, ranges)
     if whole is not None:
         return Span(Fraction(whole[0]), Fraction(whole[1] - 1))
     span = ABOVE_ZERO if atom.positive else FROM_ZERO if atom.nonnegative else ANY
@@ -114,7 +125,7 @@ def _of_atom(table: Table, factor: Factor, ranges: Mapping[Variable, Range], dep
     if atom.kind == "function":
         if definition.name == "clamp":
             low, high = definition.parameters
-            return _clamped(low, high)  # type: ignore[arg-type]
+            return _clamped(low, high)
         return RESULTS.get(definition.name, span)
     if atom.kind == "lin" and depth < _MOST_DEPTH:
         axes: dict[int, Index] = {-1 - n: index for n, index in enumerate(factor.at)}
@@ -123,7 +134,7 @@ def _of_atom(table: Table, factor: Factor, ranges: Mapping[Variable, Range], dep
             if extents:
                 return span
             inner = [f._replace(at=tuple(substituted(i, axes) for i in f.at)) for f in factors]
-            total = total.plus(span_of(table, label[1], inner, ranges, depth + 1))  # type: ignore[index]
+            total = total.plus(span_of(table, label[1], inner, ranges, depth + 1))
         return total if total.within(span) else span
     return span
 

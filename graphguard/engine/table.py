@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
-from graphguard.engine.lane import Lane, varies
+from graphguard.engine.facts import Facts, Kind
+from graphguard.engine.lane import Lane, key, varies
 from graphguard.engine.normal import normal
 from graphguard.engine.part import Whole
-from graphguard.engine.place import Place
 from graphguard.engine.positive import is_not_zero, is_positive
 from graphguard.engine.rational import prime_powers
 from graphguard.engine.term import (
@@ -46,41 +46,26 @@ MOST_FACTORS = 24
 What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
 
 
-NOT_ZERO, NOT_NEGATIVE, DEFINED = "nonzero", "nonnegative", "defined"  # kinds of needs; the last is of a function or an operator
+NOT_ZERO: Kind = "nonzero"
+NOT_NEGATIVE: Kind = "nonnegative"
+DEFINED: Kind = "computed"  # of a function or an operator
 
 
 class Need(NamedTuple):
     """What an operation needs of an atom, where a factor reads it."""
 
-    kind: str
+    kind: Kind
     factor: Factor
     ranges: Mapping[Variable, Range]
     weight: Lane
 
     @property
-    def place(self) -> Place:
-        return Place.of(self.factor, self.ranges, self.weight)
-
-
-class _Noted(dict[int, Any]):
-    """Notes about atoms, by id. What is read is a step of the trace, if there is one."""
-
-    def __init__(self, table: Table, name: str):
-        super().__init__()
-        self._table = table
-        self._ask: Callable[..., Any] = lambda there, ids: dict.get(getattr(there, name), *ids)
-
-    def get(self, key: int, default: Any = None) -> Any:
-        found = super().get(key)
-        if self._table.trace is not None:
-            self._table.trace.asked(self._ask, (key,), found)
-        return default if found is None else found
-
-    def __getitem__(self, key: int) -> Any:
-        return self.get(key)
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(key) is not None  # type: ignore[arg-type]
+    def key(self) -> Hashable:
+        """Equal for needs that are alike but for the names of variables."""
+        names = {v: n for n, v in enumerate(dict.fromkeys(self.factor.variables()))}
+        at = tuple((tuple((names[v], s) for v, s in index.terms), key(index.offset)) for index in self.factor.at)
+        spans = tuple((key(self.ranges[v][0]), key(self.ranges[v][1])) for v in names)
+        return self.kind, self.factor.atom.id, at, spans, key(self.weight)
 
 
 class _Definitions(dict[int, Definition]):
@@ -141,8 +126,7 @@ class Table:
         self._filed_products: dict[Hashable, list[Range]] = {}  # over what, by the atoms that they are sums of products of
         self.trace: Trace | None = None  # of the description that is being made
         self.definitions = _Definitions(self)
-        self.subjects = _Noted(self, "subjects")  # the range of what a delta compares, by the delta's atom
-        self.bounds = _Noted(self, "bounds")  # the declared range of an integer atom
+        self.facts = Facts(self)  # what is known of some elements of atoms
         self._wholes: dict[int, Whole] = {}  # what atoms are parts of
         self._sums: dict[int, list[Atom]] = {}  # sums of several products, by an atom that occurs in them
         self.names = itertools.count()
@@ -153,13 +137,12 @@ class Table:
         self.infinite: dict[int, bool] = {}  # whether an atom may be minus infinity
         self.garbage: dict[int, bool] = {}  # whether unwritten memory is in an atom
         self.maskable: dict[int, bool] = {}  # whether a mask may make an atom zero
-        self.divisors: set[Hashable] = set()  # the places of what the sequential program divides by
-        self.met: dict[tuple[str, int], list[Place]] = {}  # where the sequential program needs something of atoms
-        self.needs: list[Need] = []  # what the ranks need
+        self.needs: list[Need] = []  # of the ranks
         self.spans: dict[int, Span] = {}  # stated bounds of inputs that are no whole numbers
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
+        self.exposed = True  # whether what is undefined in the result of the operation that is described is seen in an output
 
     # ------------------------------------------------------------------ atoms
     def atom(self, kind: str, key: Hashable, **facts: bool) -> Atom:
@@ -305,17 +288,6 @@ class Table:
         if self.trace is not None:
             self.trace.told(_note_operand, (term.factors[0].atom,), term)
 
-    def note_subject(self, delta: Atom, bounds: tuple[int, int]) -> None:
-        self.subjects[delta.id] = bounds
-        if self.trace is not None:
-            self.trace.told(lambda there, atoms: there.note_subject(atoms[0], bounds), (delta,))
-
-    def note_root(self, atom: Atom) -> None:
-        """The sequential program takes a root of it: where that is defined, it is not negative."""
-        atom.rooted = True
-        if self.trace is not None:
-            self.trace.told(lambda there, atoms: there.note_root(*atoms), (atom,))
-
     def is_operand(self, atom: int) -> bool:
         """Whether the sequential program passes this sum to a function."""
         known = atom in self._known_operands()
@@ -328,27 +300,18 @@ class Table:
             self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
         return self._operands
 
-    def need(self, kind: str, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane = 1) -> None:
+    def need(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane = 1) -> None:
         """Note what is needed of an atom where a factor reads it, so that an operation is defined. Of the sequential program
         that holds, as it is taken to be defined; of the ranks it has to be shown."""
         if kind != DEFINED and factor.atom.positive:
             return
+        if self.recording:
+            self.facts.note(kind, factor, ranges)
+            return
         ranges = {v: ranges[v] for v in factor.variables()}
+        self.needs.append(Need(kind, factor, ranges, weight))
         if self.trace is not None:
             self.trace.told(_need, (factor.atom,), kind, factor, ranges, weight)
-        if self.recording:
-            self.met.setdefault((kind, factor.atom.id), []).append(Place.of(factor, ranges, weight))
-        else:
-            self.needs.append(Need(kind, factor, ranges, weight))
-
-    def note_divisors(self, factors: Iterable[Factor]) -> None:
-        """Note the places of what the sequential program divides by."""
-        factors = tuple(factor for factor in factors if factor.power < 0 and not factor.atom.positive)
-        if not self.recording or not factors:
-            return
-        self.divisors |= {factor.place for factor in factors}
-        if self.trace is not None:
-            self.trace.told(_note_divisors, tuple(f.atom for f in factors), factors)
 
     def root(self, number: Fraction, exponent: Fraction) -> tuple[Fraction, tuple[Factor, ...]]:
         """A power of a positive number: a rational, and powers of primes between 0 and 1."""
@@ -369,16 +332,10 @@ class Table:
     def pi(self) -> Atom:
         return self.atom("number", repr(math.pi), positive=True)
 
-    def declare(self, atom: Atom, low: int, high: int) -> None:
-        """Note the range of an integer atom; what is known already stays, narrowed."""
-        self.spoil_trace()
-        known = self.bounds.get(atom.id, (low, high))
-        self.bounds[atom.id] = (max(low, known[0]), min(high, known[1]))
-
     # ------------------------------------------------------------------ sums
     def settle(self, term: Term) -> Term | None:
         """The normal form, with filed sums in place of what they stand for; the sequential run files what is left."""
-        found = normal(term, self.subjects)
+        found = normal(term, self.facts)
         if found is None:
             return None
         found = self._cancelled(found)
@@ -398,7 +355,7 @@ class Table:
                 continue
             power = above.power + below.power
             rest = tuple(f for f in term.factors if f is not above and f is not below)
-            found = normal(term.with_(factors=(*rest, below._replace(power=power)) if power else rest), self.subjects)
+            found = normal(term.with_(factors=(*rest, below._replace(power=power)) if power else rest), self.facts)
             assert found is not None
             return self._cancelled(found)
         return term
@@ -528,7 +485,7 @@ class Table:
         if spans is None or term.ranges[variable] not in spans:
             return None
         kept = [f for f in term.factors if f is not factor]
-        return normal(term.with_(factors=(*kept, *members), ranges={**term.ranges, **ranges}), self.subjects)
+        return normal(term.with_(factors=(*kept, *members), ranges={**term.ranges, **ranges}), self.facts)
 
     def _members(self, factor: Factor) -> tuple[list[Factor], dict[Variable, Range]]:
         """What a sum is a sum of products of, read where it is, and the ranges of the variables that it binds."""
@@ -561,7 +518,7 @@ class Table:
         gone = {id(factor) for factor in inside}
         kept = tuple(factor for factor in term.factors if id(factor) not in gone)
         ranges = {v: span for v, span in term.ranges.items() if v not in bound}
-        found = normal(term.with_(factors=(*kept, *factors), ranges=ranges), self.subjects)
+        found = normal(term.with_(factors=(*kept, *factors), ranges=ranges), self.facts)
         assert found is not None
         return found
 
@@ -611,12 +568,8 @@ def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
     table.note_operand(term.with_(factors=(term.factors[0]._replace(atom=atoms[0]),)))
 
 
-def _note_divisors(table: Table, atoms: tuple[Atom, ...], factors: tuple[Factor, ...]) -> None:
-    table.note_divisors(factor._replace(atom=atom) for factor, atom in zip(factors, atoms, strict=True))
-
-
 def _need(
-    table: Table, atoms: tuple[Atom, ...], kind: str, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane
+    table: Table, atoms: tuple[Atom, ...], kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane
 ) -> None:
     table.need(kind, factor._replace(atom=atoms[0]), ranges, weight)
 

@@ -29,12 +29,11 @@ class Undescribed(Exception):
 class Atom:
     """A lane-free tensor. `positive`, `nonnegative` and `indicator` (0 or 1) are known facts about all of its elements."""
 
-    __slots__ = ("id", "indicator", "kind", "nonnegative", "number", "positive", "rooted")
+    __slots__ = ("id", "indicator", "kind", "nonnegative", "number", "positive")
 
     def __init__(self, id: int, kind: str, positive: bool = False, nonnegative: bool = False, indicator: bool = False):
         self.id, self.kind, self.positive, self.indicator = id, kind, positive, indicator
         self.nonnegative = nonnegative or positive or indicator
-        self.rooted = False  # whether the sequential program takes a root of it: where that is defined, it is not negative
         self.number: Fraction | None = None  # of an atom that is one number, for its roots
 
     def __repr__(self) -> str:

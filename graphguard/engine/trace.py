@@ -20,7 +20,7 @@ Facts = tuple[Hashable, ...]
 
 
 def facts_of(atom: Atom) -> Facts:
-    return atom.kind, atom.positive, atom.nonnegative, atom.indicator, atom.rooted, atom.number
+    return atom.kind, atom.positive, atom.nonnegative, atom.indicator, atom.number
 
 
 class Trace:

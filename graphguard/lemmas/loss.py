@@ -5,13 +5,17 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from graphguard.engine.function import is_constant
-from graphguard.engine.lane import everywhere
+from graphguard.engine.grid import in_cells
+from graphguard.engine.lane import varies
 from graphguard.engine.ops import fraction
-from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.ranges import Numbers, lies_in, numbers_in
+from graphguard.engine.term import Factor, Term, Undescribed, Value, extent
 from graphguard.lemmas.reduction import count_of
 from graphguard.lemmas.registry import Call, row
-from graphguard.lemmas.whole import declare, span_of
+from graphguard.lemmas.whole import span_of, the_factor
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -101,16 +105,31 @@ def _kept(c: Call, target: Value, ignored: int) -> Value | None:
 
 
 def _classes(c: Call, target: Value, size: int, ignored: int) -> Value:
-    """[target = v] along a new last dim; a row of zeros for a target that is ignored."""
-    span = span_of(c.table, target)
-    if span is None or everywhere(span[0] >= 0) or ignored >= 0:
-        declare(c, target, size)  # of a range that was given with negative numbers nothing is taken away
-        span = span_of(c.table, target)
-    if not c.table.recording:
-        low = span is not None and (everywhere(span[0] >= 0) or (ignored < 0 and everywhere(span[0] >= ignored)))
-        if span is None or not low or not everywhere(span[1] < size):
+    """[target = v] along a new last dim; a row of zeros for a target that is ignored.
+
+    In the sequential program a target is a class, or it is ignored; of the ranks that has to be known."""
+    spans = [(0, size), (ignored, ignored + 1)]
+    for _, terms in in_cells(c.table, c.atomic(target)):
+        factor = the_factor(terms)
+        if c.table.recording and factor is not None:
+            c.table.facts.infer(factor, terms[0].ranges, spans)
+        elif not c.table.recording and not _lies_in(c, factor, terms, numbers_in(spans)):
             raise Undescribed("a target that may be none of the classes")
     return c.one_hot(target, size, len(target.shape))
+
+
+def _lies_in(c: Call, factor: Factor | None, terms: list[Term], numbers: Numbers) -> bool:
+    """Whether terms on the same elements are some of these numbers."""
+    known = None if factor is None else c.table.facts.numbers(factor, terms[0].ranges)
+    if known is None:
+        box = terms[0].box if terms else ()
+        here = tuple((0, extent(span)) for span in box)
+        span = span_of(c.table, Value(tuple(size for _, size in here), tuple(term.with_(box=here) for term in terms)))
+        if span is None:
+            return False
+        lanes = zip(*np.broadcast_arrays(*span), strict=True) if varies(span[0]) or varies(span[1]) else [span]
+        return all(lies_in(((int(low), int(high) + 1),), numbers) for low, high in lanes)
+    return lies_in(known, numbers)
 
 
 def _last_classes(c: Call, x: Value) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from graphguard.engine.choice import Piece, Reading
 from graphguard.engine.grid import in_cells, unmasked
 from graphguard.engine.integer import in_pieces
-from graphguard.engine.lane import Lane, at_lane, collapse, everywhere, larger, smaller
+from graphguard.engine.lane import Lane, at_lane, collapse, everywhere, larger, smaller, varies
 from graphguard.engine.table import Table
 from graphguard.engine.term import IDX, IMPULSE, Factor, Term, Undescribed, Value, bounds, extent
 from graphguard.ir import Constant
@@ -20,15 +20,22 @@ from graphguard.lemmas.registry import Call
 Span = tuple[Lane, Lane]  # the smallest and the largest number, inclusive
 
 
-def declare(c: Call, index: Value, size: int) -> None:
-    """What indexes a dim of the sequential program lies in it: an assumption on inputs, which the report lists."""
+def infer(c: Call, index: Value, size: int) -> None:
+    """What indexes a dim of the sequential program lies in it: an assumption on elements of inputs, which the report lists."""
     if not c.table.recording:
         return
     for _, terms in in_cells(c.table, index):
-        if len(terms) == 1 and len(terms[0].factors) == 1 and terms[0].coefficient == 1 and not terms[0].summed:
-            (factor,) = terms[0].factors
-            if factor.atom.kind == "input" and factor.power == 1:
-                c.table.declare(factor.atom, 0, size)
+        factor = the_factor(terms)
+        if factor is not None and factor.atom.kind == "input":
+            c.table.facts.infer(factor, terms[0].ranges, [(0, size)])
+
+
+def the_factor(terms: Sequence[Term]) -> Factor | None:
+    """The one tensor that terms on the same elements are."""
+    if len(terms) != 1 or len(terms[0].factors) != 1 or terms[0].coefficient != 1 or terms[0].summed or varies(terms[0].weight):
+        return None
+    (factor,) = terms[0].factors
+    return factor if factor.power == 1 else None
 
 
 def bounded(c: Call, value: Value, low: int, high: int) -> Value:
@@ -37,7 +44,7 @@ def bounded(c: Call, value: Value, low: int, high: int) -> Value:
         if len(value.terms) == 1 and len(term.factors) == 1 and term.coefficient == 1 and term.factors[0].power == 1:
             atom = term.factors[0].atom
             if atom.kind in ("op", "function"):
-                c.table.declare(atom, low, high)
+                c.table.facts.declare(atom, low, high)
     return value
 
 
@@ -53,13 +60,13 @@ def hot(c: Call, index: Value, size: int, dim: int, *, wraps: bool = False) -> V
     span = span_of(c.table, index)
     if wraps or not c.table.recording:
         if wraps and c.table.recording and _is_open(c.table, index):
-            declare(c, index, size)
+            infer(c, index, size)
             span = span_of(c.table, index)
         if wraps and span is not None and everywhere(span[1] < 0) and everywhere(span[0] >= -size):
             return c.one_hot(c.add(index, c.full((), size)), size, dim)
         if span is None or not (everywhere(span[0] >= 0) and (c.table.recording or everywhere(span[1] < size))):
             raise Undescribed("an index that may lie outside of the tensor that it indexes")
-    declare(c, index, size)
+    infer(c, index, size)
     return c.one_hot(index, size, dim)
 
 
@@ -77,7 +84,9 @@ def _dims_in_parts(index: Value) -> list[list[int]] | None:
 
 def _is_open(table: Table, index: Value) -> bool:
     """Whether nothing has been said of the range of an input."""
-    return len(index.terms) == 1 and all(f.atom.id not in table.bounds for f in index.terms[0].factors)
+    if len(index.terms) != 1:
+        return False
+    return all(table.facts.numbers(factor, index.terms[0].ranges) is None for factor in index.terms[0].factors)
 
 
 def span_of(table: Table, value: Value) -> Span | None:
@@ -133,7 +142,7 @@ def _lane_span(table: Table, value: Value, readings: list[Reading | None], lane:
         found = reading.piece(int(number), lane) if reading is not None else None
         if reading is not None and found is not None:
             key, piece = found
-            known = table.bounds.get(reading.atom.id)
+            known = reading.span(table)
             if not whole:  # elsewhere the term is 0, whatever the subject is
                 ends = _extremes([piece], known)
                 if ends is None:
@@ -192,7 +201,7 @@ def _factor_span(table: Table, term: Term, factor: Factor) -> Span | None:
         return (0, 1) if factor.power > 0 else None
     if factor.power != 1:
         return None
-    known = table.bounds.get(factor.atom.id)
+    known = table.facts.span(factor, term.ranges)
     if known is not None:
         return known[0], known[1] - 1
     return _constant_span(table, factor) if factor.atom.kind == "constant" else None

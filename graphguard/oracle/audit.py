@@ -274,7 +274,7 @@ class Examination:
             is_range = not (spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype == torch.bool)
             if is_range and spec.declared:
                 for term in inputs[name].terms:
-                    self.table.declare(term.factors[0].atom, int(spec.low), int(spec.high))
+                    self.table.facts.declare(term.factors[0].atom, int(spec.low), int(spec.high))
         return inputs
 
     def _describe(self, cut: Cut, graph: Graph, inputs: Mapping[str, Value]) -> Environment:

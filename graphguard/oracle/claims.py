@@ -12,8 +12,10 @@ from graphguard.aten.operators import DTYPES
 from graphguard.engine.claims import Audit, Wrong, audit
 from graphguard.engine.evaluate import Array
 from graphguard.engine.interpret import Interpretation
+from graphguard.engine.ranges import BEYOND, Ranges, hull
 from graphguard.ir import Graph, Value
 from graphguard.joint import Joint
+from graphguard.oracle.indexed import parts_of
 from graphguard.oracle.replay import Run, run, run_joint
 
 
@@ -61,14 +63,14 @@ def random_inputs(found: Interpretation, sequential: Graph, seed: int = 0) -> di
     atoms = {key: atom for (kind, key), atom in found.table.atoms() if kind == "input"}
     result = {}
     for name, value in sequential.inputs.items():
-        bounds = found.table.bounds.get(atoms[name].id) if name in atoms else None
-        result[name] = _random(value, bounds, generator)
+        known = found.table.facts.ranges().get(atoms[name].id, Ranges()) if name in atoms else Ranges()
+        result[name] = _random(value, known, generator)
         if name in atoms and atoms[name].nonnegative and value.dtype != "bool":
             result[name] = result[name].abs()
     return result
 
 
-def _random(value: Value, bounds: tuple[int, int] | None, generator: torch.Generator) -> torch.Tensor:
+def _random(value: Value, known: Ranges, generator: torch.Generator) -> torch.Tensor:
     dtype = DTYPES[value.dtype]
     if dtype == torch.bool:
         return torch.rand(value.shape, generator=generator) < 0.5
@@ -76,8 +78,13 @@ def _random(value: Value, bounds: tuple[int, int] | None, generator: torch.Gener
         return torch.randn(value.shape, generator=generator, dtype=torch.complex128)
     if dtype.is_floating_point:
         return torch.randn(value.shape, generator=generator, dtype=torch.float64)
-    low, high = bounds or (0, 2)
-    return torch.randint(low, max(high, low + 1), value.shape, generator=generator).to(dtype)
+    parts = parts_of(known)
+    low, high = hull(known.declared) if known.declared else (0, max([2, *(len(part.choices()) for part in parts)]))
+    low, high = (low if low > -BEYOND else min(0, high - 1)), (high if high < BEYOND else max(2, low + 2))
+    tensor = torch.randint(low, max(high, low + 1), value.shape, generator=generator).to(dtype)
+    for part in parts:
+        tensor = part.placed(tensor)
+    return tensor
 
 
 def _held(state: Run) -> dict[Value, Array]:

@@ -10,8 +10,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from graphguard.aten.operators import DTYPES
-from graphguard.engine.interpret import Interpreter
-from graphguard.engine.table import Table
 from graphguard.ir import Graph, Value
 
 Bound = float | int | None
@@ -114,50 +112,6 @@ def _draw(value: Value, bounds: tuple[Bound, Bound], regime: Regime) -> Draw:
 def drawn(draws: Mapping[str, Given], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: draw.tensor(generator) for name, draw in draws.items()}
-
-
-def with_inferred(sequential: Graph, ranges: Ranges) -> Ranges:
-    """The ranges, and for integers that have none, those that the proof takes from what the sequential program indexes."""
-    unknown = [name for name, value in sequential.inputs.items() if _is_whole(value) and None in ranges.get(name, (None, None))]
-    if not unknown:
-        return ranges
-    table = Table()
-    interpreter = Interpreter(table)
-    part = _of_integers(sequential)
-    inputs = {name: interpreter.input(name, value.shape) for name, value in part.inputs.items()}
-    interpreter.run_sequential(part, inputs)
-    atoms = {key: atom.id for (kind, key), atom in table.atoms() if kind == "input"}
-    result = dict(ranges)
-    for name in unknown:
-        bounds = table.bounds.get(atoms[name]) if name in atoms else None
-        if bounds is not None:
-            result[name] = _within(ranges.get(name, (None, None)), bounds)
-    return result
-
-
-def _of_integers(sequential: Graph) -> Graph:
-    """The operations that use whole numbers made from inputs; what else they use is given to them."""
-    inputs = {name: value for name, value in sequential.inputs.items() if _is_whole(value)}
-    part = Graph("what is indexed", inputs=dict(inputs), constants=sequential.constants)
-    whole = set(inputs.values())
-    known = whole | set(sequential.constants)
-    for node in sequential.nodes:
-        if not any(value in whole for value in node.operands()):
-            continue
-        for value in node.operands():
-            if value not in known:
-                part.inputs[f"%{value.id}"] = value
-                known.add(value)
-        part.nodes.append(node)
-        known.update(node.outputs)
-        whole.update(value for value in node.outputs if _is_whole(value) or value.dtype == "bool")
-    return part
-
-
-def _within(stated: tuple[Bound, Bound], inferred: tuple[int, int]) -> tuple[Bound, Bound]:
-    low = inferred[0] if stated[0] is None else max(stated[0], inferred[0])
-    high = inferred[1] if stated[1] is None else min(stated[1], inferred[1])
-    return low, high
 
 
 def narrowed(sequential: Graph, ranges: Ranges, high: int) -> Ranges:

@@ -22,6 +22,7 @@ from graphguard.lines import OwnLines, helpers_of
 from graphguard.oracle import draws
 from graphguard.oracle.budget import affordable, cost
 from graphguard.oracle.draws import Given, Ranges, Regime
+from graphguard.oracle.indexed import Indexed, indexed
 from graphguard.oracle.mend import Mend, mends_of
 from graphguard.oracle.outcome import Outcome, Output
 from graphguard.oracle.parting import parting_of
@@ -124,7 +125,7 @@ def judge(
     judging = _Judging(programs, expected, proved or {}, small)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
-        judging.run(draws.with_inferred(sequential, ranges), count, seed)
+        judging.run(indexed(sequential, ranges), count, seed)
         return replace(judging.judgement(begun), left_out=left_out)
     except ReplayError as error:
         return Judgement(skipped=f"it cannot be executed: {error}", seconds=time.perf_counter() - begun)
@@ -157,7 +158,7 @@ class _Judging:
         return 2 * len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
 
     # ------------------------------------------------------------------ execution
-    def run(self, ranges: Ranges, count: int, seed: int) -> None:
+    def run(self, ranges: Indexed, count: int, seed: int) -> None:
         for number, regime in enumerate(draws.regimes(count)):
             self.trials.append(self._trial(ranges, regime, seed + number))
         for number, regime in enumerate(_FURTHER, count):
@@ -175,12 +176,12 @@ class _Judging:
         outputs = [self._output(path) for path in self._paths() if path not in self.proved]
         return not outputs or any(self._outcome(output).kind is not None for output in outputs if output.claimed)
 
-    def _trial(self, ranges: Ranges, regime: Regime, seed: int) -> Trial:
-        tried: list[Ranges] = [ranges]
-        if draws.has_free_integers(self.sequential, ranges):
-            tried += [draws.narrowed(self.sequential, ranges, high) for high in _NARROWER]
+    def _trial(self, ranges: Indexed, regime: Regime, seed: int) -> Trial:
+        tried: list[Ranges] = [ranges.bounds]
+        if draws.has_free_integers(self.sequential, ranges.bounds):
+            tried += [draws.narrowed(self.sequential, ranges.bounds, high) for high in _NARROWER]
         for number, within in enumerate(tried):
-            drawn = draws.draws_of(self.sequential, within, regime)
+            drawn = ranges.placed(self.sequential, draws.draws_of(self.sequential, within, regime))
             try:
                 trial = execute(self.sequential, self.joint, self.relations, drawn, regime, seed, self.watch)
                 trial.keep_outputs()

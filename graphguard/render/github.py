@@ -27,7 +27,12 @@ def _annotations(check: Plain) -> list[str]:
     if check["verdict"] == "verified" and check["conditions"]:
         level = "error" if has_forbidden_conditions(check) else "warning"
         return [
-            _annotation(level, place_of(each["source"]) or home_of(check), "condition", f"{name_of(check)} is verified where {each['text']}")
+            _annotation(
+                level,
+                place_of(each["source"]) or home_of(check),
+                "condition",
+                f"{name_of(check)} is verified where {each['text']}",
+            )
             for each in check["conditions"]
         ]
     if as_expected(check):
