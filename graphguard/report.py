@@ -57,11 +57,11 @@ class Report:
     counterexample: inputs on which the programs differ, executed; None if none was seen.
     conjecture: by output without a proof, the relation that the numbers suggest.
     assumptions: what the verdict takes for granted.
-    conditions: what must hold so that what only the ranks compute is defined; the proof says nothing of other inputs.
     notes: what is no fault but worth a look, such as an output that is a sum over the ranks.
     parameters: by parameter of a module, its relation to the ranks' ones and how it was found.
     opaque: operators that the proof met and knows no lemma for.
     stats: `ops`, `ranks`, `seconds` for `capture`, `proof` and `oracle`, and what the oracle did.
+    conditions: what must hold so that what only the ranks compute is defined; the proof says nothing of other inputs.
     """
 
     verdict: str
@@ -70,11 +70,11 @@ class Report:
     counterexample: Counterexample | None = None
     conjecture: dict[str, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)
-    conditions: tuple[Condition, ...] = ()
     notes: list[str] = field(default_factory=list)
     parameters: dict[str, str] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
     make_listing: Callable[[], list[Program]] | None = field(default=None, repr=False, compare=False)
     programs: list[Program] | None = field(default=None, repr=False, compare=False)
 

@@ -7,16 +7,18 @@ is a condition of the verdict.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from graphguard.engine.definition import Definition
 from graphguard.engine.domain import ABOVE, FROM, NOT_ZERO_TEXT, Domain, domain_of
 from graphguard.engine.facts import Kind
 from graphguard.engine.function import instance
 from graphguard.engine.positive import is_positive_there
-from graphguard.engine.span import ABOVE_ZERO, FROM_ZERO, Span, span_of
+from graphguard.engine.span import ABOVE_ZERO, FROM_ZERO, Span, exactly, span_of
 from graphguard.engine.table import DEFINED, NOT_NEGATIVE, NOT_ZERO, Need, Table
-from graphguard.engine.term import ONE, Factor, Index
+from graphguard.engine.term import ONE, Atom, Factor, Index
 from graphguard.engine.vanish import may_be_masked_out
 
 _OF_ONE = frozenset({
@@ -52,20 +54,14 @@ class Needs:
             return self._is_not_zero(need)
         if need.kind == NOT_NEGATIVE:
             return need.factor.atom.nonnegative or self._span(need).within(FROM_ZERO)
-        definition = self._table.definitions.get(need.factor.atom.id)
-        domain = (
-            None
-            if definition is None or need.factor.atom.kind != "function"
-            else domain_of(definition.name, definition.parameters)
-        )
-        if definition is None or domain is None:
+        found = _domain(self._table, need.factor.atom)
+        if found is None:
             return False
+        domain, definition = found
         axes: dict[int, Index] = {-1 - n: index for n, index in enumerate(need.factor.at)}
         products = definition.operands[domain.operand]
-        if not products:  # the log of nothing is an infinity, which is never cancelled
-            return definition.name == "log" or (
-                domain.allowed is not None and Span(Fraction(0), Fraction(0)).within(domain.allowed)
-            )
+        if not products:  # zero; its log is an infinity, which is never cancelled
+            return definition.name == "log" or (domain.allowed is not None and exactly(Fraction(0)).within(domain.allowed))
         (product,) = products
         return self._lies_in(domain, product.label[1], instance(product, axes), need, definition.name == "log")
 
@@ -96,14 +92,23 @@ class Needs:
         if not self._span(need).has_zero():
             return True
         definition = self._table.definitions.get(factor.atom.id)
-        if definition is None or definition.name != "abs" or not definition.operands[0]:
+        if definition is None or definition.name not in ("abs", "exp") or not definition.operands[0]:
             return False
         (product,) = definition.operands[0]
         inside = instance(product, {-1 - n: index for n, index in enumerate(factor.at)})
+        if definition.name == "exp":  # which is zero of minus infinity alone
+            return span_of(self._table, product.label[1], inside, need.ranges).low > -math.inf
         return all(self._factor_is(NOT_ZERO, each, need) for each in inside if each.power > 0)
 
     def _span(self, need: Need) -> Span:
         return span_of(self._table, Fraction(1), [need.factor._replace(power=Fraction(1))], need.ranges)
+
+
+def _domain(table: Table, atom: Atom) -> tuple[Domain, Definition] | None:
+    """Where a function is defined; None of an operator of which that is not known."""
+    definition = table.definitions.get(atom.id)
+    domain = domain_of(definition.name, definition.parameters) if definition is not None and atom.kind == "function" else None
+    return None if domain is None else (domain, definition)
 
 
 def in_words(table: Table, needs: Sequence[Need], names: Mapping[int, str], operator: str) -> list[str]:
@@ -123,10 +128,10 @@ def _in_words(table: Table, need: Need, names: Mapping[int, str], operator: str,
     if need.kind != DEFINED:
         text = ABOVE.text if positive else NOT_ZERO_TEXT if need.kind == NOT_ZERO else FROM.text
         return text.format(_expression(table, ONE, [Factor(atom, ())], names) or shown)
-    definition = table.definitions.get(atom.id)
-    domain = None if definition is None or atom.kind != "function" else domain_of(definition.name, definition.parameters)
-    if definition is None or domain is None:
+    found = _domain(table, atom)
+    if found is None:
         return f"{operator} is defined"
+    domain, definition = found
     products = definition.operands[domain.operand]
     known = [_expression(table, product.label[1], product.factors, names) for product in products]
     return domain.text.format(known[0] if len(known) == 1 and known[0] else shown)

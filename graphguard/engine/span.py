@@ -126,6 +126,8 @@ def _of_atom(table: Table, factor: Factor, ranges: Mapping[Variable, Range], dep
         if definition.name == "clamp":
             low, high = definition.parameters
             return _clamped(low, high)
+        if definition.name == "pow" and definition.parameters[0].denominator != 1:  # a root
+            return FROM_ZERO
         return RESULTS.get(definition.name, span)
     if atom.kind == "lin" and depth < _MOST_DEPTH:
         axes: dict[int, Index] = {-1 - n: index for n, index in enumerate(factor.at)}
