@@ -10,7 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from graphguard.engine.lane import key
-from graphguard.engine.places import Box, Places, box_of, reach_of
+from graphguard.engine.lattice import Lattice
+from graphguard.engine.places import Box, Places, box_of, place_of
 from graphguard.engine.ranges import Numbers, Ranges, Span, hull, numbers_in
 from graphguard.engine.term import Atom, Factor, Index, Range, Variable, substituted
 
@@ -50,19 +51,19 @@ class Facts:
     # ------------------------------------------------------------------ definedness
     def note(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range]) -> None:
         """Note something of the elements that a factor of the sequential program reads, if that is seen in an output."""
-        box = box_of(factor.at, ranges)
-        if box is not None and self._table.exposed:
-            self._note(kind, factor.atom, box)
+        place = place_of(factor.at, ranges)
+        if place is not None and self._table.exposed:
+            self._note(kind, factor.atom, place)
 
-    def _note(self, kind: Kind, atom: Atom, box: Box) -> None:
-        self._places.setdefault((kind, atom.id), Places()).note(box)
+    def _note(self, kind: Kind, atom: Atom, place: Box | Lattice) -> None:
+        self._places.setdefault((kind, atom.id), Places()).note(place)
         if self._table.trace is not None:
-            self._table.trace.told(lambda there, atoms: there.facts._note(kind, atoms[0], box), (atom,))
+            self._table.trace.told(lambda there, atoms: there.facts._note(kind, atoms[0], place), (atom,))
 
     def holds(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range]) -> bool:
         """Whether something was noted of all elements that a factor reads."""
         known = self._places.get((kind, factor.atom.id))
-        answer = known is not None and known.covers(reach_of(factor.at, ranges))
+        answer = known is not None and known.covers(factor.at, ranges)
         if self._table.trace is not None:
             self._table.trace.asked(_holds, (factor.atom.id,), answer, kind, Read(factor.at, ranges))
         return answer
@@ -91,7 +92,7 @@ class Facts:
     def numbers(self, factor: Factor, ranges: Mapping[Variable, Range]) -> Numbers | None:
         """Which whole numbers may be where a factor reads; None if that is not known."""
         known = self._ranges.get(factor.atom.id)
-        answer = None if known is None else known.at(reach_of(factor.at, ranges))
+        answer = None if known is None else known.at(factor.at, ranges)
         if self._table.trace is not None:
             self._table.trace.asked(_numbers, (factor.atom.id,), answer, Read(factor.at, ranges))
         return answer

@@ -17,6 +17,7 @@ from graphguard.engine import draws
 from graphguard.engine.classes import Stream
 from graphguard.engine.collective import Groups
 from graphguard.engine.draws import Draws
+from graphguard.engine.exposed import exposed
 from graphguard.engine.lane import collapse
 from graphguard.engine.meeting import Meeting
 from graphguard.engine.memo import Memo, word
@@ -236,13 +237,16 @@ class Interpreter:
         environment: Environment = {value: inputs[name] for name, value in graph.inputs.items()}
         environment |= {value: self.constant(constant) for value, constant in graph.constants.items()}
         uses = Counter(value for node in graph.nodes for value in node.operands())
+        seen = exposed(graph)
         for node in graph.nodes:
             args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
+            self.table.exposed = any(value in seen for value in node.outputs[:1])
             results = self.random([node], args) or self.describe(node, args, kwargs, 1)
             for tensor, result in zip(node.outputs, results, strict=False):
                 if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1 and tensor.dtype != "bool":
                     result = self._as_atom(result)  # a mask stays open: its complement is simple
                 environment[tensor] = result
+        self.table.exposed = True
         return environment
 
     def run_graph(self, graph: Graph, inputs: Mapping[str, Value], output: str) -> Described | None:

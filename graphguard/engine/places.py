@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphguard.engine.lane import Lane, at_lane, equal, everywhere
+from graphguard.engine.lattice import Lattice, Walk
 from graphguard.engine.term import Index, Range, Variable, bounds, extent
 
 MOST_PIECES = 64  # of a question, after what is known of it is cut away
@@ -33,23 +34,23 @@ class Reach(NamedTuple):
 
     low: Lane
     high: Lane
-    step: int = 1
+    step: int
 
 
 Box = tuple[Run, ...]
 
 
+def place_of(at: Sequence[Index], ranges: Mapping[Variable, Range]) -> Box | Lattice | None:
+    """The positions that are read, if they are the same in all lanes and have a simple form."""
+    return box_of(at, ranges) or Lattice.of(at, ranges)
+
+
 def box_of(at: Sequence[Index], ranges: Mapping[Variable, Range]) -> Box | None:
     """The positions that are read, if they are the same in all lanes and every combination of runs along the axes."""
-    seen: set[Variable] = set()
-    box = []
-    for index in at:
-        run = _run(index, ranges)
-        if run is None or any(v in seen for v, _ in index.terms):
-            return None
-        seen.update(v for v, _ in index.terms)
-        box.append(run)
-    return tuple(box)
+    variables = [v for index in at for v, _ in index.terms]
+    runs = [_run(index, ranges) for index in at]
+    box = tuple(run for run in runs if run is not None)
+    return box if len(set(variables)) == len(variables) and len(box) == len(runs) else None
 
 
 def _run(index: Index, ranges: Mapping[Variable, Range]) -> Run | None:
@@ -70,10 +71,6 @@ def _run(index: Index, ranges: Mapping[Variable, Range]) -> Run | None:
     return Run(low, high, step)
 
 
-def reach_of(at: Sequence[Index], ranges: Mapping[Variable, Range]) -> list[Reach]:
-    return [_reach(index, ranges) for index in at]
-
-
 def _reach(index: Index, ranges: Mapping[Variable, Range]) -> Reach:
     steps = [stride for variable, stride in index.terms if not equal(extent(ranges[variable]), 1)]
     return Reach(*bounds(index, ranges), gcd(*steps))
@@ -84,13 +81,21 @@ class Places:
 
     def __init__(self) -> None:
         self.boxes: list[Box] = []
+        self.lattices: list[Lattice] = []
 
-    def note(self, box: Box) -> None:
-        if not any(_lies_in(box, known) for known in self.boxes):
-            self.boxes = [known for known in self.boxes if not _lies_in(known, box)] + [box]
+    def note(self, place: Box | Lattice) -> None:
+        if isinstance(place, Lattice):
+            self.lattices += [place] if place not in self.lattices else []
+        elif not any(_lies_in(place, known) for known in self.boxes):
+            self.boxes = [known for known in self.boxes if not _lies_in(known, place)] + [place]
 
-    def covers(self, reach: Sequence[Reach]) -> bool:
-        """Whether all elements are in the set, in every lane."""
+    def covers(self, at: Sequence[Index], ranges: Mapping[Variable, Range]) -> bool:
+        """Whether all elements that are read are in the set, in every lane."""
+        if self.lattices and any(each.covers(Walk.of(at, ranges)) for each in self.lattices):
+            return True
+        return self.covers_all([_reach(index, ranges) for index in at])
+
+    def covers_all(self, reach: Sequence[Reach]) -> bool:
         if any(_covers(box, reach) for box in self.boxes):
             return True
         if len(self.boxes) < 2:

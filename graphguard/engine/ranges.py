@@ -3,9 +3,10 @@ sequential program, which is not defined elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from graphguard.engine.places import Box, Places, Reach, Run
+from graphguard.engine.term import Index, Range, Variable
 
 Span = tuple[int, int]  # low <= number < high
 Numbers = tuple[Span, ...]  # in order, apart from each other
@@ -53,10 +54,10 @@ class Ranges:
     def infer(self, box: Box, numbers: Numbers) -> None:
         self.inferred.setdefault(numbers, Places()).note(box)
 
-    def at(self, reach: Sequence[Reach]) -> Numbers | None:
+    def at(self, at: Sequence[Index], ranges: Mapping[Variable, Range]) -> Numbers | None:
         """The numbers that may be at some elements; None if nothing is known of one of them."""
-        known = [numbers for numbers, places in self.inferred.items() if places.covers(reach)]
-        if not known and len(self.inferred) > 1 and self._anywhere().covers(reach):
+        known = [numbers for numbers, places in self.inferred.items() if places.covers(at, ranges)]
+        if not known and len(self.inferred) > 1 and self._anywhere().covers(at, ranges):
             known = [numbers_in(span for numbers in self.inferred for span in numbers)]
         if self.declared is not None:
             known.append(self.declared)
@@ -66,6 +67,10 @@ class Ranges:
         for other in known[1:]:
             found = common(found, other)
         return found
+
+    def covers(self, shape: Sequence[int]) -> bool:
+        """Whether something was inferred of every element."""
+        return self._anywhere().covers_all([Reach(0, size - 1, 1) for size in shape])
 
     def _anywhere(self) -> Places:
         every = Places()

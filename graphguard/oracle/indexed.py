@@ -4,7 +4,7 @@ it is defined."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -13,12 +13,13 @@ import torch
 
 from graphguard.aten.operators import DTYPES
 from graphguard.engine.interpret import Interpreter
-from graphguard.engine.places import Box, Places, Reach, Run
+from graphguard.engine.places import Run
 from graphguard.engine.ranges import Numbers, Ranges, common, declared_span
 from graphguard.engine.table import Table
 from graphguard.ir import Graph, Value
 from graphguard.oracle.draws import Bound, Given
 
+_Box = tuple[Run, ...]
 _SHARE = 4  # one in so many is a number apart from the others, such as the label that is ignored
 
 
@@ -110,7 +111,7 @@ def indexed(sequential: Graph, bounds: Mapping[str, tuple[Bound, Bound]]) -> Ind
     parts = {name: parts_of(ranges) for name, ranges in known.items()}
     result = dict(bounds)
     for name, ranges in known.items():
-        if bounds.get(name, (None, None)) == (None, None) and parts[name] and _covers(ranges, whole[name].shape):
+        if bounds.get(name, (None, None)) == (None, None) and parts[name] and ranges.covers(whole[name].shape):
             result[name] = (0, max(len(each.choices()) for each in parts[name]))
     return Indexed(result, parts)
 
@@ -124,18 +125,10 @@ def parts_of(ranges: Ranges) -> tuple[Part, ...]:
     return tuple(Part(tuple(slice(r.first, r.last + 1, r.step) for r in box), numbers) for box, numbers in known if numbers)
 
 
-def _meeting(a: Box, b: Box) -> Box | None:
+def _meeting(a: _Box, b: _Box) -> _Box | None:
     runs = [Run(max(x.first, y.first), min(x.last, y.last)) for x, y in zip(a, b, strict=True)]
     plain = all(run.step == 1 for run in (*a, *b))
     return tuple(runs) if plain and all(run.first <= run.last for run in runs) else None
-
-
-def _covers(ranges: Ranges, shape: Sequence[int]) -> bool:
-    every = Places()
-    for places in ranges.inferred.values():
-        for box in places.boxes:
-            every.note(box)
-    return every.covers([Reach(0, size - 1) for size in shape])
 
 
 def _of_integers(sequential: Graph) -> Graph:

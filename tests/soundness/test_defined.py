@@ -81,7 +81,9 @@ def cancelled(table):
     def ranks(**inputs):
         first, second = inputs.values()
         kept = second if second.is_floating_point() else first
-        return {f"{name}-{way}": undo(kept, made(first, second)) for name, (made, _) in table.items() for way, undo in WAYS.items()}
+        return {
+            f"{name}-{way}": undo(kept, made(first, second)) for name, (made, _) in table.items() for way, undo in WAYS.items()
+        }
 
     def sequential(**inputs):
         first, second = inputs.values()
