@@ -118,11 +118,9 @@ class Facts:
 
     def _subject(self, delta: Atom) -> Factor | None:
         if delta.id not in self._subjects:
-            definition = self._table.definitions.get(delta.id)
-            products = () if definition is None else definition.operands[0]
-            simple = len(products) == 1 and len(products[0].factors) == 1 and products[0].label[1] == 1
-            simple = simple and not products[0].extents and products[0].factors[0].power == 1
-            self._subjects[delta.id] = products[0].factors[0] if simple else None
+            (product, *others) = self._table.definitions[delta.id].operands[0]
+            simple = not others and len(product.factors) == 1 and product.label[1] == 1 and not product.extents  # type: ignore[index]
+            self._subjects[delta.id] = product.factors[0] if simple and product.factors[0].power == 1 else None
         return self._subjects[delta.id]
 
     def ranges(self) -> Mapping[int, Ranges]:

@@ -446,7 +446,7 @@ def tied_case(name, distributed, tp):
     """Tokens first by sequence; their range is left to be inferred."""
     inputs = {
         "tokens": Input((SEQUENCE, BATCH), dtype=torch.int64),
-        "target": Input((SEQUENCE, BATCH), dtype=torch.int64),
+        "target": Input((SEQUENCE, BATCH), dtype=torch.int64, low=0, high=VOCAB),  # none is ignored
         "emb": Input((VOCAB, HIDDEN), Shard(0)),
         "w": Input((HIDDEN, HIDDEN)),
     }
