@@ -27,6 +27,15 @@ FIRST_ONLY = frozenset({"_scaled_dot_product_flash_attention_for_cpu", "_scaled_
                         "_scaled_dot_product_flash_attention", "scaled_dot_product_attention", "pow"})  # fmt: skip
 
 
+STEPS = {"_fused_adam": 4, "_fused_adamw": 4, "_fused_sgd": 2}  # of an optimizer: how many lists all count for the parameters
+
+
+def is_exposed(node: Node, seen: set[Value]) -> bool:
+    """Whether what is undefined in a node is seen. Of a step of an optimizer, all new parameters have to be."""
+    new = len(node.args[0]) if node.args and isinstance(node.args[0], tuple) and _name(node) in STEPS else 1
+    return bool(node.outputs) and all(value in seen for value in node.outputs[:new])
+
+
 def exposed(graph: Graph) -> set[Value]:
     found = {value for value in graph.outputs.values() if value is not None}
     cut: dict[tuple[Value, int], list[tuple[int, int]]] = {}  # the exposed slices of tensors, by dim
@@ -45,9 +54,11 @@ def _passed(node: Node, found: set[Value]) -> Iterator[Value]:
     if name in SPLITS:
         if all(value in found for value in node.outputs):
             yield from values_in(node.args[:1])
-    elif node.outputs and node.outputs[0] in found and _shows_all(node.outputs[0]) and not _scales_by_nothing(node.kwargs):
+    elif is_exposed(node, found) and _shows_all(node.outputs[0]) and not _scales_by_nothing(node.kwargs):
         if name in PASSES:
             yield from node.operands()
+        elif name in STEPS:
+            yield from values_in(node.args[: STEPS[name]])
         elif name in FIRST_ONLY and not (name == "pow" and not _is_power(node.args)):
             yield from values_in(node.args[:1])
 

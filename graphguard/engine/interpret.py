@@ -17,7 +17,7 @@ from graphguard.engine import draws
 from graphguard.engine.classes import Stream
 from graphguard.engine.collective import Groups
 from graphguard.engine.draws import Draws
-from graphguard.engine.exposed import exposed
+from graphguard.engine.exposed import exposed, is_exposed
 from graphguard.engine.lane import collapse
 from graphguard.engine.meeting import Meeting
 from graphguard.engine.memo import Memo, word
@@ -240,7 +240,7 @@ class Interpreter:
         seen = exposed(graph)
         for node in graph.nodes:
             args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
-            self.table.exposed = any(value in seen for value in node.outputs[:1])
+            self.table.exposed = is_exposed(node, seen)
             results = self.random([node], args) or self.describe(node, args, kwargs, 1)
             for tensor, result in zip(node.outputs, results, strict=False):
                 if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1 and tensor.dtype != "bool":
