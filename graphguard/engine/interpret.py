@@ -291,6 +291,7 @@ class Player:
     def __init__(self, interpreter: Interpreter, stream: Stream, joint: Joint, inputs: Mapping[str, Value]):
         self.interpreter, self.stream, self.joint = interpreter, stream, joint
         self.graph = stream.graphs[0]
+        self.seen = exposed(self.graph)
         self.environment: Environment = {}
         self.pending = list(range(len(self.graph.nodes)))
         self.posted: dict[int, list[Described]] = {}  # what each communication sends, by position
@@ -356,8 +357,10 @@ class Player:
         if node.op == "dist.wait":
             return
         before = len(self.interpreter.table.needs)
+        self.interpreter.table.exposed = is_exposed(node, self.seen)
         results = self._random(position, node, args) or self.interpreter.describe(node, args, kwargs, self.stream.lanes)
         self.environment |= zip(node.outputs, results, strict=False)
+        self.interpreter.table.exposed = True
         needs = tuple(self.interpreter.table.needs[before:])
         if needs:
             self.interpreter.needs.append(NodeNeeds(tuple(graph.nodes[position] for graph in self.stream.graphs), needs))

@@ -46,8 +46,14 @@ class Needs:
         key = need.key
         if key not in self._known:
             self._known[key] = False  # while it is looked at
-            self._known[key] = self._table.facts.holds(need.kind, need.factor, need.ranges) or self._holds(need)
+            self._known[key] = self._is_done(need.kind, need.factor, need) or self._holds(need)
         return self._known[key]
+
+    def _is_done(self, kind: Kind, factor: Factor, need: Need) -> bool:
+        """Whether the sequential program does the same. Where it may take the result away again, as a mask does, so must the
+        ranks."""
+        facts = self._table.facts
+        return (facts.holds if need.exposed else facts.is_done)(kind, factor, need.ranges)
 
     def _holds(self, need: Need) -> bool:
         if need.kind == NOT_ZERO:
@@ -76,14 +82,14 @@ class Needs:
             return False
         above = [f for f in factors if domain.allowed is ABOVE_ZERO and not (log and may_be_masked_out(self._table, f.atom))]
         if log:
-            above = [f for f in above if not self._table.facts.holds("logged", f, need.ranges)]
+            above = [f for f in above if not self._is_done("logged", f, need)]
         return all(self._is_from_zero(f, need) for f in factors) and all(self._factor_is(NOT_ZERO, f, need) for f in above)
 
     def _is_from_zero(self, factor: Factor, need: Need) -> bool:
         return factor.power.denominator != 1 or factor.power % 2 == 0 or self._factor_is(NOT_NEGATIVE, factor, need)
 
     def _factor_is(self, kind: Kind, factor: Factor, need: Need) -> bool:
-        return self.is_met(Need(kind, factor, need.ranges, need.weight))
+        return self.is_met(need._replace(kind=kind, factor=factor))
 
     def _is_not_zero(self, need: Need) -> bool:
         factor = need.factor

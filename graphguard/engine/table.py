@@ -58,6 +58,7 @@ class Need(NamedTuple):
     factor: Factor
     ranges: Mapping[Variable, Range]
     weight: Lane
+    exposed: bool  # whether an output shows where it is not met
 
     @property
     def key(self) -> Hashable:
@@ -65,7 +66,7 @@ class Need(NamedTuple):
         names = {v: n for n, v in enumerate(dict.fromkeys(self.factor.variables()))}
         at = tuple((tuple((names[v], s) for v, s in index.terms), key(index.offset)) for index in self.factor.at)
         spans = tuple((key(self.ranges[v][0]), key(self.ranges[v][1])) for v in names)
-        return self.kind, self.factor.atom.id, at, spans, key(self.weight)
+        return self.kind, self.factor.atom.id, at, spans, key(self.weight), self.exposed
 
 
 class _Definitions(dict[int, Definition]):
@@ -309,7 +310,7 @@ class Table:
             self.facts.note(kind, factor, ranges)
             return
         ranges = {v: ranges[v] for v in factor.variables()}
-        self.needs.append(Need(kind, factor, ranges, weight))
+        self.needs.append(Need(kind, factor, ranges, weight, self.exposed))
         if self.trace is not None:
             self.trace.told(_need, (factor.atom,), kind, factor, ranges, weight)
 
