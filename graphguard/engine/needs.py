@@ -69,7 +69,7 @@ class Needs:
         if not products:  # zero; its log is an infinity, which is never cancelled
             return definition.name == "log" or (domain.allowed is not None and exactly(Fraction(0)).within(domain.allowed))
         (product,) = products
-        return self._lies_in(domain, product.label[1], instance(product, axes), need, definition.name == "log")
+        return self._lies_in(domain, product.label[1], instance(product, axes), need, definition.name == "log")  # type: ignore[index]
 
     def _lies_in(self, domain: Domain, coefficient: Fraction, factors: Sequence[Factor], need: Need, log: bool) -> bool:
         """Whether a product is in a domain wherever it is read. Where a mask makes what a log is of zero, the log is an
@@ -139,7 +139,7 @@ def _in_words(table: Table, need: Need, names: Mapping[int, str], operator: str,
         return f"{operator} is defined"
     domain, definition = found
     products = definition.operands[domain.operand]
-    known = [_expression(table, product.label[1], product.factors, names) for product in products]
+    known = [_expression(table, product.label[1], product.factors, names) for product in products]  # type: ignore[index]
     return domain.text.format(known[0] if len(known) == 1 and known[0] else shown)
 
 
