@@ -292,10 +292,10 @@ def _decided(
     judged = partial(judge, *graphs, expected, _bounds(inputs), trials=job.trials, seed=job.seed, progress=tell)
     proof = first = proof_of()
     _tell("oracle")
-    judgement = judged(proved=proof.relations, no_parts=proof.no_parts)
+    judgement = judged(proved=proof.unconditional, no_parts=proof.no_parts)
     if not judgement.different:
         proof = proved_apart(first, job.subject.mesh.size, proof_of)
-        judgement = judgement if proof is first else judged(proved=proof.relations, no_parts=proof.no_parts)
+        judgement = judgement if proof is first else judged(proved=proof.unconditional, no_parts=proof.no_parts)
     stats["seconds"].update(proof=proof.seconds, oracle=None if judgement.skipped else judgement.seconds)
     stats["oracle"] = {"trials": judgement.trials, "seed": job.seed, "skipped": judgement.skipped}
     assumed = assumptions_of([captured.sequential, *captured.ranks, *relations])
@@ -357,15 +357,15 @@ def _with_parameters(
     return relations, expected
 
 
-def _ranges(inputs: Mapping[str, Input]) -> dict[str, tuple[int | None, int | None]]:
-    """The stated bounds `low <= v < high` of integer inputs, which the proof uses; of others, whether they are above zero."""
-    ranges = {}
+def _ranges(inputs: Mapping[str, Input]) -> dict[str, tuple[float | None, float | None]]:
+    """The stated bounds `low <= v < high` of inputs, which the proof uses."""
+    ranges: dict[str, tuple[float | None, float | None]] = {}
     for name, spec in inputs.items():
         whole = not (spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype == torch.bool)
         if whole and (spec.low is not None or spec.high is not None):
             ranges[name] = (_ceiling(spec.low), _ceiling(spec.high))
-        elif spec.dtype.is_floating_point and spec.low is not None and spec.low >= 0:
-            ranges[name] = (_ceiling(spec.low), None)
+        elif spec.dtype.is_floating_point and (spec.low is not None or spec.high is not None):
+            ranges[name] = (spec.low, spec.high)
     return ranges
 
 

@@ -102,19 +102,28 @@ class Outcome:
     check: Check
     report: Report | None
     error: GraphGuardError | None
+    strict: bool = False  # whether a verdict under conditions is a failure
 
     @property
     def as_expected(self) -> bool:
-        return self.report is not None and self.report.verdict == self.check.expect
+        expected = self.report is not None and self.report.verdict == self.check.expect
+        return expected and not self.has_forbidden_conditions
+
+    @property
+    def has_forbidden_conditions(self) -> bool:
+        """Whether the verdict is the expected one but for its conditions."""
+        verified = self.report is not None and self.report.verdict == self.check.expect == "verified"
+        return verified and self.strict and bool(self.report and self.report.conditions)
 
     @property
     def exit_code(self) -> int:
-        """0: as expected; 1: a definite verdict, and not the expected one; 2: it could not run; 3: unproven."""
+        """0: as expected; 1: a definite verdict, and not the expected one; 2: it could not run; 3: unproven, or proved under
+        conditions where these are a failure."""
         if self.report is None:
             return 2
         if self.as_expected:
             return 0
-        return 3 if self.report.verdict == "unproven" else 1
+        return 3 if self.report.verdict == "unproven" or self.has_forbidden_conditions else 1
 
     @property
     def complaint(self) -> str:
@@ -125,7 +134,7 @@ class Outcome:
     def to_plain(self) -> dict[str, Any]:
         """As JSON has it. A check that could not run has an error instead of a verdict, and nothing in its report."""
         check = self.check
-        head = {"name": check.name, "file": check.file, "line": check.line, "expect": check.expect}
+        head = {"name": check.name, "file": check.file, "line": check.line, "expect": check.expect, "strict": self.strict}
         if self.report is None:
             return {**head, **Report("").to_plain(), "verdict": None, "error": str(self.error)}
         return {**head, **self.report.to_plain(), "error": None}

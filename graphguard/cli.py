@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -124,25 +125,32 @@ def verify(
     jobs: Annotated[int, typer.Option("-j", "--jobs", metavar="N", help="Run checks in N processes.")] = 1,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only checks whose verdict is not the expected one.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A verdict that has conditions is a failure.")] = False,
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
-    is unproven, 130 after Ctrl-C."""
+    is unproven, or has conditions with --strict, 130 after Ctrl-C."""
     if quiet and verbose:
         raise UsageError("give -q or -v, not both")
     if jobs < 1:
         raise UsageError(f"-j {jobs}: write how many processes run checks, from 1 on")
-    raise typer.Exit(_Verification(output_format, output, html, jobs, quiet, verbose).run(paths))
+    raise typer.Exit(_Verification(output_format, output, html, jobs, quiet, verbose, strict).run(paths))
 
 
 class _Verification:
     """One run of `graphguard verify`: text is printed as the outcomes come, other formats at the end."""
 
     def __init__(
-        self, output_format: VerifyFormat, output: str | None, html: str | None, jobs: int, quiet: bool, verbose: bool
+        self,
+        output_format: VerifyFormat,
+        output: str | None,
+        html: str | None,
+        jobs: int,
+        quiet: bool,
+        verbose: bool,
+        strict: bool,
     ):
-        self.format, self.output, self.html, self.jobs, self.quiet, self.verbose = (
-            output_format, output, html, jobs, quiet, verbose,
-        )  # fmt: skip
+        self.format, self.output, self.html, self.jobs = output_format, output, html, jobs
+        self.quiet, self.verbose, self.strict = quiet, verbose, strict
         self.outcomes: list[Outcome] = []
         self.written: list[str] = []  # lines of text that go to a file
 
@@ -157,7 +165,7 @@ class _Verification:
         try:
             selection = select(paths)
             with closing(run(selection.targets, self.jobs, progress, listing=site is not None)) as outcomes:
-                for outcome in outcomes:
+                for outcome in (replace(each, strict=self.strict) for each in outcomes):
                     progress.clear()
                     self._take(outcome, site)
             for outcome in selection.bare(self.outcomes):
@@ -371,7 +379,11 @@ def _print_lines(lines: Sequence[str]) -> None:
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
     unexpected = sum(not outcome.as_expected for outcome in outcomes)
-    return f"{_counted(outcomes)}; {'all as expected' if not unexpected else f'{unexpected} not as expected'}"
+    reports = [outcome.report for outcome in outcomes if outcome.report is not None and outcome.report.verified]
+    conditional = sum(bool(report.conditions) for report in reports)
+    failed = ", which is a failure with --strict" if any(outcome.has_forbidden_conditions for outcome in outcomes) else ""
+    aside = f"; {conditional} under conditions{failed}" if conditional else ""
+    return f"{_counted(outcomes)}{aside}; {'all as expected' if not unexpected else f'{unexpected} not as expected'}"
 
 
 def _tell_of_skipped(selection: Selection, verbose: bool) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphguard.counterexample import Counterexample
-from graphguard.engine.proof import Proof, Relation
+from graphguard.engine.proof import Condition, Proof, Relation
 from graphguard.errors import GraphGuardError
 from graphguard.findings import Finding
 from graphguard.listing import Program
 
+SHOWN_CONDITIONS = 2  # beside a verdict
 VERSION = 1  # of the JSON; docs/report-schema.json has its schema
 
 
@@ -60,6 +61,7 @@ class Report:
     parameters: by parameter of a module, its relation to the ranks' ones and how it was found.
     opaque: operators that the proof met and knows no lemma for.
     stats: `ops`, `ranks`, `seconds` for `capture`, `proof` and `oracle`, and what the oracle did.
+    conditions: what must hold so that what only the ranks compute is defined; the proof says nothing of other inputs.
     """
 
     verdict: str
@@ -72,6 +74,7 @@ class Report:
     parameters: dict[str, str] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
     make_listing: Callable[[], list[Program]] | None = field(default=None, repr=False, compare=False)
     programs: list[Program] | None = field(default=None, repr=False, compare=False)
 
@@ -87,6 +90,7 @@ class Report:
             OutputRelation(proof.relations),
             list(proof.findings),
             assumptions=list(dict.fromkeys((*assumptions, *proof.assumptions))),
+            conditions=proof.conditions,
             notes=[relation.note for relation in proof.relations.values() if relation.note],
             opaque=list(proof.opaque),
             make_listing=proof.listing,
@@ -96,6 +100,15 @@ class Report:
     def verified(self) -> bool:
         """Whether the verdict is "verified"."""
         return self.verdict == "verified"
+
+    @property
+    def headline(self) -> str:
+        """The verdict with its conditions: `verified where x != 0, model.py:12`."""
+        if not self.conditions or not self.verified:
+            return self.verdict
+        said = [str(condition) for condition in self.conditions[:SHOWN_CONDITIONS]]
+        more = len(self.conditions) - len(said)
+        return f"{self.verdict} where {' and '.join(said)}{f', and {more} more' if more else ''}"
 
     def raise_if_not_verified(self) -> None:
         """Raise a `NotVerifiedError` that has the report."""
@@ -111,6 +124,7 @@ class Report:
             "counterexample": None if self.counterexample is None else self.counterexample.to_plain(),
             "conjecture": self.conjecture,
             "assumptions": self.assumptions,
+            "conditions": [condition.to_plain() for condition in self.conditions],
             "notes": self.notes,
             "parameters": self.parameters,
             "opaque": self.opaque,
@@ -140,8 +154,8 @@ class Report:
         return fragment(self)
 
     def _as_one_check(self) -> dict[str, Any]:
-        check = {"name": "verify", "file": None, "line": None, "expect": "verified", **self.to_plain(), "error": None}
-        return {"version": VERSION, "checks": [check]}
+        check = {"name": "verify", "file": None, "line": None, "expect": "verified", "strict": False}
+        return {"version": VERSION, "checks": [{**check, **self.to_plain(), "error": None}]}
 
     @property
     def listing(self) -> list[Program]:
@@ -162,7 +176,7 @@ class Report:
         return shown(report_lines(self, look), look)
 
     def __str__(self) -> str:
-        return "\n".join([self.verdict, *(f"  {line}".rstrip() for line in self.lines())])
+        return "\n".join([self.headline, *(f"  {line}".rstrip() for line in self.lines())])
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:

@@ -11,7 +11,7 @@ from graphguard.engine.proof import Proof
 from graphguard.errors import InternalError
 from graphguard.findings import LOST_HERE, PARTING, PASSES_HERE, Finding
 from graphguard.ir import Graph, Source, values_in
-from graphguard.report import Report
+from graphguard.report import SHOWN_CONDITIONS, OutputRelation, Report
 
 if TYPE_CHECKING:
     from graphguard.counterexample import Parting
@@ -34,18 +34,35 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
         )
     report = Report.of_proof(proof, assumptions)
     plain = any(finding.needs_no_execution for finding in proof.findings)
-    if proof.proved:
-        report.notes += _unexecuted(judgement, "the verdict rests on the proof alone")
-    elif judgement.different or plain:
+    if judgement.different or plain:
         report.verdict = "refuted"
         report.counterexample = judgement.counterexample
-        findings = _with_repairs(_with_parting(_told(proof.findings, judgement), judgement), judgement)
+        report.relation = OutputRelation({path: each for path, each in proof.relations.items() if path not in judgement.kinds})
+        report.conditions = tuple(each for each in proof.conditions if not report.relation.keys().isdisjoint(each.outputs))
+        told = _told([*proof.findings, *_undefined(proof, judgement)], judgement)
+        findings = _with_repairs(_with_parting(told, judgement), judgement)
         report.findings = _with_mends(_with_way(_with_caller(findings, judgement), judgement), judgement)
+    elif proof.proved:
+        report.notes += _unexecuted(judgement, "the verdict rests on the proof alone")
     else:
-        report.conjecture = dict(judgement.conjecture)
+        report.conjecture = {path: text for path, text in judgement.conjecture.items() if path not in proof.relations}
         report.notes += _unexecuted(judgement, "so it is not known whether the programs differ")
     report.notes += [] if judgement.left_out is None else [judgement.left_out]
     return report
+
+
+def _undefined(proof: Proof, judgement: Judgement) -> list[Finding]:
+    """Outputs whose relation is proved under conditions, and which differ where these do not hold."""
+    findings = []
+    for path in judgement.kinds:
+        conditions = [each for each in proof.conditions if path in each.outputs] if path in proof.relations else []
+        if conditions:
+            where = " and ".join(each.text for each in conditions[:SHOWN_CONDITIONS])
+            message = f"{path}: the relation holds where {where}; here the sequential program is defined, and the ranks differ"
+            lines = tuple({each.source.place: each.source for each in conditions if each.source is not None}.values())
+            first = lines[0] if lines else None
+            findings.append(Finding("unexplained-output", message, sources=lines, distributed=first, output=path))
+    return findings
 
 
 def _unexecuted(judgement: Judgement, consequence: str) -> list[str]:

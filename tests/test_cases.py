@@ -8,7 +8,7 @@ from pathlib import Path
 import cases
 import pytest
 from cases.case import Case
-from cases.gaps import NOT_LOCATED, NOT_YET
+from cases.gaps import CONDITIONAL, NOT_LOCATED, NOT_YET
 
 import graphguard as gg
 from graphguard.capture import session
@@ -124,6 +124,7 @@ def test_case(case, monkeypatch):
     elif not report.verified:
         raise NotProved(report.findings[0].message)
     else:
+        assert bool(report.conditions) == (case.name in CONDITIONAL), report.headline
         found = {path: relation.placements and dict(relation.placements) for path, relation in report.relation.items()}
         assert found == expected(case, interpreted[-1][0][0])
 

@@ -55,7 +55,7 @@ def _passed(node: Node, found: set[Value]) -> Iterator[Value]:
         if all(value in found for value in node.outputs):
             yield from values_in(node.args[:1])
     elif is_exposed(node, found) and _shows_all(node.outputs[0]) and not _scales_by_nothing(node.kwargs):
-        if name in PASSES:
+        if name in PASSES or node.communicates:
             yield from node.operands()
         elif name in STEPS:
             yield from values_in(node.args[: STEPS[name]])

@@ -45,23 +45,31 @@ class Facts:
     def __init__(self, table: Table):
         self._table = table
         self._ranges: dict[int, Ranges] = {}
-        self._places: dict[tuple[Kind, int], Places] = {}
+        self._places: dict[tuple[Kind, int], Places] = {}  # that an output shows
+        self._everywhere: dict[tuple[Kind, int], Places] = {}  # and those where what is undefined may be taken away again
         self._subjects: dict[int, Factor | None] = {}  # what deltas compare, over their axes
 
     # ------------------------------------------------------------------ definedness
     def note(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range]) -> None:
-        """Note something of the elements that a factor of the sequential program reads, if that is seen in an output."""
+        """Note something of the elements that a factor of the sequential program reads."""
         place = place_of(factor.at, ranges)
-        if place is not None and self._table.exposed:
-            self._note(kind, factor.atom, place)
+        if place is not None:
+            self._note(kind, factor.atom, place, self._table.exposed)
 
-    def _note(self, kind: Kind, atom: Atom, place: Box | Lattice) -> None:
-        self._places.setdefault((kind, atom.id), Places()).note(place)
+    def _note(self, kind: Kind, atom: Atom, place: Box | Lattice, exposed: bool) -> None:
+        for known in (self._everywhere, self._places) if exposed else (self._everywhere,):
+            known.setdefault((kind, atom.id), Places()).note(place)
         if self._table.trace is not None:
-            self._table.trace.told(lambda there, atoms: there.facts._note(kind, atoms[0], place), (atom,))
+            self._table.trace.told(lambda there, atoms: there.facts._note(kind, atoms[0], place, exposed), (atom,))
+
+    def is_done(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range]) -> bool:
+        """Whether the sequential program does so with all elements that a factor reads, be it seen in an output or not. It is
+        asked once all is described."""
+        known = self._everywhere.get((kind, factor.atom.id))
+        return known is not None and known.covers(factor.at, ranges)
 
     def holds(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range]) -> bool:
-        """Whether something was noted of all elements that a factor reads."""
+        """Whether something was noted of all elements that a factor reads, and is seen in an output."""
         known = self._places.get((kind, factor.atom.id))
         answer = known is not None and known.covers(factor.at, ranges)
         if self._table.trace is not None:

@@ -13,13 +13,14 @@ from fractions import Fraction
 import numpy as np
 
 from graphguard.engine.definition import Part, Product
+from graphguard.engine.domain import domain_of
 from graphguard.engine.grid import Box, by_cell, covers, piecewise
 from graphguard.engine.lane import Lane, varies
 from graphguard.engine.positive import is_positive as is_positive_at
 from graphguard.engine.product import Layout, constant, filled
 from graphguard.engine.recognise import recognised
 from graphguard.engine.sums import folded, plain
-from graphguard.engine.table import Table
+from graphguard.engine.table import DEFINED, NOT_NEGATIVE, NOT_ZERO, Table
 from graphguard.engine.term import (
     ONE,
     Factor,
@@ -117,38 +118,22 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
             turned = operands[0].with_(coefficient=-operands[0].coefficient)
             term = _function(table, name, [turned], parameters, box)
             return term if name in EVEN else term.with_(coefficient=-term.coefficient)
-        found = _function(table, name, operands, parameters, box)
         if name == "log" and operands[0] is not None:
-            _require_log(table, operands[0], found.factors[0])
-        return found
+            _note_log(table, operands[0])
+        return _function(table, name, operands, parameters, box)
 
     return by_cell(table, values, on_cell)
 
 
-def _require_log(table: Table, term: Term, log: Factor) -> None:
-    """A log is defined where the sequential program takes it of the same product, or of the one factor whose sign is not
-    known. The log of a mask is minus infinity."""
+def _note_log(table: Table, term: Term) -> None:
+    """Where the sequential program takes a log of one factor whose sign is not known, that is not negative. The log of a mask
+    is minus infinity."""
     unsure = [f for f in term.factors if not f.atom.positive]
-    if not unsure:
+    if not table.recording or len(unsure) != 1 or unsure[0].power != 1 or term.coefficient < 0:
         return
-    alone = unsure[0] if len(unsure) == 1 and unsure[0].power == 1 and term.coefficient > 0 else None
-    if table.recording:
-        table.facts.note("computed", log, term.ranges)
-        if alone is not None and not may_be_masked_out(table, alone.atom):
-            table.facts.note("nonnegative", alone, term.ranges)
-            table.facts.note("logged", alone, term.ranges)
-    elif not table.facts.holds("computed", log, term.ranges):
-        data = [f for f in unsure if not may_be_masked_out(table, f.atom)]
-        if not (data == [alone] and alone is not None and _may_be_logged(table, alone, term.ranges)):
-            for factor in data:
-                table.take_as_defined(factor.atom)
-
-
-def _may_be_logged(table: Table, factor: Factor, ranges: Mapping[Variable, Range]) -> bool:
-    if table.facts.holds("logged", factor, ranges):
-        return True
-    signed = factor.atom.nonnegative or table.facts.holds("nonnegative", factor, ranges)
-    return signed and table.facts.holds("nonzero", factor, ranges)
+    if not may_be_masked_out(table, unsure[0].atom):
+        table.facts.note("nonnegative", unsure[0], term.ranges)
+        table.facts.note("logged", unsure[0], term.ranges)
 
 
 def _of_numbers(name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...]) -> Fraction | None:
@@ -182,6 +167,8 @@ def _function(table: Table, name: str, operands: Sequence[Term | None], paramete
     products = [Part(label, factors) for label, factors in zip(parts, layout.parts, strict=True)]
     facts = {"positive": name in POSITIVE, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
     atom, axes = table.define("function", name, parameters, len(operands), products, layout.ranges, **facts)
+    if domain_of(name, parameters) is not None:
+        table.need(DEFINED, Factor(atom, axes), layout.ranges, weight)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
     return settled_as_one(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box, weight))
 
@@ -276,16 +263,14 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         simple = len(term.factors) == 1 and term.factors[0].power == 1
         if not whole and not (simple or all(f.atom.nonnegative for f in term.factors)):
             return _root_of_product(table, term, exponent, box)
-        if table.recording and not whole and simple and term.coefficient > 0:
-            table.facts.note("nonnegative", term.factors[0], term.ranges)
+        if not whole and term.coefficient < 0:
+            return _function(table, "pow", [term], (exponent,), box)
+        _need_power(table, term, exponent)
         scale = _rational_power(term.coefficient, exponent)
         factors = _raised(table, term, exponent)
         if factors is None:
             return _root_of_product(table, term, exponent, box)
-        table.require_defined(factors, term.ranges)
         if scale is None:
-            if term.coefficient < 0:
-                return _function(table, "pow", [term], (exponent,), box)
             scale, roots = table.root(term.coefficient, exponent)
             factors = (*factors, *roots)
         raised = settled_as_one(table, term.with_(coefficient=scale, factors=factors))
@@ -293,6 +278,15 @@ def _power(table: Table, value: Value, exponent: Fraction) -> Value:
         return settled_as_one(table, with_open_sum(table, raised, own))  # the square of a norm may be part of a larger sum
 
     return by_cell(table, [value], on_cell)
+
+
+def _need_power(table: Table, term: Term, exponent: Fraction) -> None:
+    """A power below 0 divides; a root is of what is not negative."""
+    for factor in term.factors:
+        if exponent < 0 and factor.power > 0:
+            table.need(NOT_ZERO, factor, term.ranges, term.weight)
+        if exponent.denominator != 1 and factor.power.denominator == 1 and not factor.atom.nonnegative:
+            table.need(NOT_NEGATIVE, factor, term.ranges, term.weight)
 
 
 def _root_of_product(table: Table, term: Term, exponent: Fraction, box: Box) -> Term:
@@ -402,14 +396,18 @@ def _exp_factors(table: Table, factors: tuple[Factor, ...], scale: Fraction, ran
         if definition.name == "log" and definition.operands[0] and definition.operands[0][0].label == (0, ONE):
             inner = instance(definition.operands[0][0], axes)
             if scale == 1 or all(f.atom.positive or _is_row(f, scale) for f in inner):
-                raised = [f._replace(power=f.power * scale) for f in inner]
-                table.require_defined(raised, ranges)
-                return raised
+                return _divided(table, [f._replace(power=f.power * scale) for f in inner], ranges)
     finite = not any(may_vanish(table, factor.atom) for factor in factors)  # exp(log 0) is 0
     atom, positions = table.define("function", "exp", (), 1, [Part((0, ONE), factors)], {}, positive=finite, nonnegative=True)
-    power = Factor(atom, positions, scale)
-    table.require_defined([power], ranges)
-    return [power]
+    return _divided(table, [Factor(atom, positions, scale)], ranges)
+
+
+def _divided(table: Table, factors: list[Factor], ranges: Mapping[Variable, Range]) -> list[Factor]:
+    """The factors of an exp: of which some may be zero where a mask leaves nothing, and are divided by."""
+    for factor in factors:
+        if factor.power < 0:
+            table.need(NOT_ZERO, factor, ranges)
+    return factors
 
 
 def _is_row(factor: Factor, scale: Fraction) -> bool:

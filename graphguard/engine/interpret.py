@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from graphguard.engine.memo import Memo, word
 from graphguard.engine.ops import Ops, fraction
 from graphguard.engine.part import Axis, Whole
 from graphguard.engine.sums import named
-from graphguard.engine.table import Table
+from graphguard.engine.table import Need, Table
 from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
 from graphguard.engine.unknown import Described, Environment, Unknown
 from graphguard.ir import Arg, Constant, Graph, Node
@@ -47,6 +47,13 @@ class UserLemma(Protocol):
 Lemmas = Mapping[str, UserLemma]  # by operator
 
 
+class NodeNeeds(NamedTuple):
+    """What an operation needs, so that it is defined; of each lane, the operation."""
+
+    nodes: tuple[Node, ...]
+    needs: tuple[Need, ...]
+
+
 @dataclass
 class Interpretation:
     """The descriptions of all tensors: of the sequential program, and of each stream of ranks."""
@@ -56,7 +63,7 @@ class Interpretation:
     streams: list[tuple[Stream, Environment]] = field(default_factory=list)
     opaque: set[str] = field(default_factory=set)
     fallbacks: list[tuple[Node, str]] = field(default_factory=list)
-    presumed: list[Node] = field(default_factory=list)
+    needs: list[NodeNeeds] = field(default_factory=list)  # what the ranks' operations need, so that they are defined
     relied_on: list[UserLemma] = field(default_factory=list)
     draws: Draws = field(default_factory=Draws)
 
@@ -71,7 +78,7 @@ class Interpreter:
         self.relied_on: dict[str, UserLemma] = {}  # lemmas of the user that described something, by operator
         self.opaque: set[str] = set()  # operators that no row describes
         self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
-        self.presumed: list[Node] = []  # divisions and roots of the ranks alone, taken to be defined
+        self.needs: list[NodeNeeds] = []
         self.groups: dict[tuple[tuple[int, ...], ...], Groups] = {}  # by the lanes of their members
         self.draws = Draws()
         self._constants: dict[Constant, Any] = {}
@@ -81,7 +88,7 @@ class Interpreter:
         unknown = _unknown_in(args) or (_unknown_in(kwargs.values()) if kwargs else None)
         if unknown is not None:
             return [unknown] * len(node.outputs)
-        reason = f"no lemma describes {node.op}"
+        reason, before = f"no lemma describes {node.op}", len(self.table.needs)
         results: Sequence[Any] | None
         try:
             results = self._special(node, args, lanes)
@@ -98,6 +105,7 @@ class Interpreter:
             results, reason = None, str(error)
         if results is None:
             self.fallbacks.append((node, reason))
+            del self.table.needs[before:]
             results = tuple(self._opaque(node, args, kwargs, reason))
         return [self._checked(node, tensor, result) for tensor, result in zip(node.outputs, results, strict=False)]
 
@@ -186,9 +194,10 @@ class Interpreter:
         results: list[Described] = []
         for number, tensor in enumerate(node.outputs):
             try:
-                results.append(
-                    self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, (number, tensor.dtype, words))
-                )
+                parameters = (number, tensor.dtype, words)
+                found = self.ops.opaque(node.op, operands or [self.ops.ones(())], 0, tensor.shape, parameters)
+                self.ops.need_defined(found)
+                results.append(found)
             except (Undescribed, AssertionError):
                 results.append(Unknown(reason, node))
         return results
@@ -206,7 +215,7 @@ class Interpreter:
     def _constant(self, constant: Constant) -> Described:
         array = elements(constant)
         if array is None:
-            return self._atom("constant", constant, constant.shape)
+            return self._data(constant, finite=constant.dtype == "bfloat16" and _is_finite_bfloat16(constant))
         if array.size and (array == array.flat[0]).all() and np.isfinite(array.flat[0]):
             return self.ops.full(constant.shape, array.flat[0].item())
         if array.ndim == 1 and array.dtype.kind in "iu" and array.size:
@@ -215,7 +224,14 @@ class Interpreter:
                 return self.ops.concat([self.ops.arange(len(run), int(run[0])) for run in runs], 0)
         if array.ndim >= 1 and (array == array[:1]).all():  # rows that are alike
             return self.ops.expand(self.ops.reshape(self._of(array[0], constant.dtype), (1, *array.shape[1:])), array.shape)
-        return self._atom("constant", constant, constant.shape)
+        return self._data(constant, finite=array.dtype.kind not in "fc" or bool(np.isfinite(array).all()))
+
+    def _data(self, constant: Constant, finite: bool) -> Value:
+        found = self._atom("constant", constant, constant.shape)
+        if not finite:
+            for term in found.terms:
+                self.table.note_infinite(term.factors[0].atom)
+        return found
 
     def _of(self, array: Any, dtype: str) -> Any:
         array = np.ascontiguousarray(array)
@@ -280,6 +296,7 @@ class Player:
     def __init__(self, interpreter: Interpreter, stream: Stream, joint: Joint, inputs: Mapping[str, Value]):
         self.interpreter, self.stream, self.joint = interpreter, stream, joint
         self.graph = stream.graphs[0]
+        self.seen = exposed(self.graph)
         self.environment: Environment = {}
         self.pending = list(range(len(self.graph.nodes)))
         self.posted: dict[int, list[Described]] = {}  # what each communication sends, by position
@@ -344,11 +361,14 @@ class Player:
         args, kwargs = _bound(self.stream.arguments("graphs", position), self.environment)
         if node.op == "dist.wait":
             return
-        before = len(self.interpreter.table.taken_as_defined)
+        before = len(self.interpreter.table.needs)
+        self.interpreter.table.exposed = is_exposed(node, self.seen)
         results = self._random(position, node, args) or self.interpreter.describe(node, args, kwargs, self.stream.lanes)
         self.environment |= zip(node.outputs, results, strict=False)
-        if len(self.interpreter.table.taken_as_defined) > before:
-            self.interpreter.presumed.append(node)
+        self.interpreter.table.exposed = True
+        needs = tuple(self.interpreter.table.needs[before:])
+        if needs:
+            self.interpreter.needs.append(NodeNeeds(tuple(graph.nodes[position] for graph in self.stream.graphs), needs))
 
     def _random(self, position: int, node: Node, args: tuple[Any, ...]) -> list[Described] | None:
         if not node.outputs or draws.drawn(node) not in self.graph.states:
@@ -388,6 +408,12 @@ def elements(constant: Constant) -> Any:
     except TypeError:
         return None
     return np.frombuffer(constant.data, dtype=dtype).reshape(constant.shape)
+
+
+def _is_finite_bfloat16(constant: Constant) -> bool:
+    """numpy has no such dtype: the upper half of a float32, of which an exponent of ones is no number."""
+    halves = np.frombuffer(constant.data, dtype=np.uint16)
+    return bool(((halves & 0x7F80) != 0x7F80).all())
 
 
 def _same_shape(shape: Sequence[Any], wanted: Sequence[int]) -> bool:

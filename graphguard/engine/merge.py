@@ -31,7 +31,7 @@ from graphguard.engine.term import (
     stride_order,
     substitute,
 )
-from graphguard.engine.vanish import has_infinities
+from graphguard.engine.vanish import has_garbage, has_infinities
 
 Names = dict[Variable, Variable]
 Flags = np.bool_ | np.ndarray[Any, np.dtype[np.bool_]]
@@ -311,7 +311,7 @@ def _match(a: Term, factors: tuple[Factor, ...], b: Term, offsets: bool) -> Name
 
 # ---------------------------------------------------------------------- joining
 def _joined(table: Table, a: Term, b: Term, pairs: bool) -> Term | None:
-    if a.coefficient != b.coefficient and has_infinities(table, a):
+    if a.coefficient != b.coefficient and (has_infinities(table, a) or has_garbage(table, a)):
         return None  # infinity minus infinity
     if (varies(a.weight) or varies(b.weight)) and everywhere((np.asarray(a.weight) * b.weight) == 0):
         if not all(same_span(x, y) for x, y in zip(a.box, b.box, strict=True)):

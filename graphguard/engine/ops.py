@@ -23,7 +23,7 @@ from graphguard.engine.rational import Irrational, irrational, rational
 from graphguard.engine.shape import expand, reshape
 from graphguard.engine.share import in_shares
 from graphguard.engine.sums import folded, named, plain
-from graphguard.engine.table import Table
+from graphguard.engine.table import DEFINED, Table
 from graphguard.engine.term import (
     DIMS,
     IDX,
@@ -41,7 +41,7 @@ from graphguard.engine.term import (
     weighted,
 )
 from graphguard.engine.value import add, concat, cut, permute, scale
-from graphguard.engine.vanish import FINITE, has_infinities, is_log_of_nothing
+from graphguard.engine.vanish import FINITE, has_garbage, has_infinities, is_log_of_nothing
 
 LABELS = "abcdefghijklmnopqrstuvwxyz"
 Number = int | float | bool | Fraction
@@ -82,6 +82,16 @@ def _read_at(term: Term) -> tuple[tuple[int, ...], ...]:
     """Which elements of which atoms a term begins with, in the first lane."""
     return tuple(
         (f.atom.id, *(at_lane(low, 0) for low, _ in (bounds(index, term.ranges) for index in f.at))) for f in term.factors
+    )
+
+
+def _is_solid(value: Value) -> bool:
+    """Whether a tensor is one term everywhere, of which no mask takes something away."""
+    return len(value.terms) == 1 and all(
+        covers(term.box, value.shape)
+        and not varies(term.weight)
+        and not any(f.atom.indicator or f.atom is IDX for f in term.factors)
+        for term in value.terms
     )
 
 
@@ -165,9 +175,15 @@ class Ops:
         return self.selected(labels, result, *values)
 
     def _require_numbers(self, *values: Value) -> None:
-        """Zero times infinity is nothing: what the ranks multiply must be finite."""
-        if not self.table.recording and any(has_infinities(self.table, value) for value in values):
+        """Zero times infinity is nothing: what the ranks multiply must be finite. Unwritten memory may be multiplied with what
+        leaves it there, and with nothing that may be zero by its place."""
+        if self.table.recording:
+            return
+        if any(has_infinities(self.table, value) for value in values):
             raise Undescribed("a product with what may be minus infinity")
+        garbage = [value for value in values if has_garbage(self.table, value)]
+        if garbage and (len(values) < 2 or not all(_is_solid(value) for value in values if value is not garbage[0])):
+            raise Undescribed("a product with memory that nothing was written to")
 
     def selected(self, labels: Sequence[str], result: str, *values: Value) -> Value:
         """As einsum, where a factor only says which elements of the other are taken: what is not taken may be infinite."""
@@ -402,6 +418,11 @@ class Ops:
 
     def one_hot(self, value: Value, size: int, dim: int) -> Value:
         return integer.one_hot(self.table, value, size, dim)
+
+    def need_defined(self, value: Value) -> None:
+        """Note that a result is of an operator that may be undefined for some operands."""
+        for term in value.terms:
+            self.table.need(DEFINED, term.factors[0], term.ranges, term.weight)
 
     def opaque(
         self, name: str, operands: Sequence[Value], parallel: int, shape: Sequence[int], parameters: tuple[Hashable, ...] = ()

@@ -41,7 +41,7 @@ def is_positive(table: Table, factor: Factor, ranges: Mapping[Variable, Range], 
         return True
     if factor.atom.kind not in ("sum", "lin") or not factor.atom.nonnegative:
         return False
-    answer = _is_positive(table, factor, ranges, weight)
+    answer = is_positive_there(table, factor, ranges, weight)
     if table.trace is not None:  # another mask may leave nothing at the same positions
         table.trace.asked(_asked_again, (factor.atom.id,), answer, _Places(factor, ranges, weight))
     return answer
@@ -56,10 +56,11 @@ class _Places:
 
 def _asked_again(table: Table, ids: tuple[int, ...], places: _Places) -> bool:
     factor = places.factor._replace(atom=table.by_id(*ids))
-    return _is_positive(table, factor, places.ranges, places.weight)
+    return is_positive_there(table, factor, places.ranges, places.weight)
 
 
-def _is_positive(table: Table, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane) -> bool:
+def is_positive_there(table: Table, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane) -> bool:
+    """As above, of any atom, counted at its positions."""
     mentioned = sorted(set(factor.variables()))
     held = [weight, *(index.offset for index in factor.at), *(bound for v in mentioned for bound in ranges[v])]
     lanes = next((len(number) for number in held if isinstance(number, np.ndarray)), 1)
@@ -111,8 +112,6 @@ def _product(table: Table, factors: Sequence[Factor], places: Mapping[Variable, 
     for factor in factors:
         if factor.atom.positive:
             continue
-        if factor.power <= 0:
-            return _NOT_KNOWN
         positions = [_position(index, places) for index in factor.at]
         if np.prod(np.broadcast_shapes(inside.shape, *(each.shape for each in positions))) > MOST_ELEMENTS:
             raise _TooMany

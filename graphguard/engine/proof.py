@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from graphguard.arrangement import Arrangement
 from graphguard.findings import Finding
+from graphguard.ir import Source
 from graphguard.listing import Program
 
 
@@ -22,6 +24,21 @@ class Relation:
     arrangement: Arrangement | None = None  # the tiles, where they are not those of placements
 
 
+@dataclass(frozen=True)
+class Condition:
+    """What must hold so that an operation of the ranks is defined, of which the sequential program says nothing."""
+
+    text: str  # `x != 0`
+    source: Source | None  # the line of the operation: `model.py:12`
+    outputs: tuple[str, ...] = ()  # that are made from its result
+
+    def __str__(self) -> str:
+        return self.text if self.source is None else f"{self.text}, {self.source}"
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"text": self.text, "source": None if self.source is None else str(self.source), "outputs": list(self.outputs)}
+
+
 @dataclass
 class Proof:
     """The relations that were proved, and why the other outputs have none."""
@@ -29,11 +46,18 @@ class Proof:
     relations: dict[str, Relation] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # the most telling first; empty if all is proved
     assumptions: list[str] = field(default_factory=list)
+    conditions: tuple[Condition, ...] = ()  # under which the relations hold
     opaque: list[str] = field(default_factory=list)  # operators that no lemma describes, which the proof met
     listing: Callable[[], list[Program]] | None = None  # the operations of both programs with the relation at each one
     operations: int = 0
     seconds: float = 0.0
     no_parts: dict[str, str] = field(default_factory=dict)  # outputs that are sums over ranks of no true parts: which kind
+
+    @property
+    def unconditional(self) -> dict[str, Relation]:
+        """The relations that hold wherever the sequential program is defined."""
+        conditional = {path for condition in self.conditions for path in condition.outputs}
+        return {path: relation for path, relation in self.relations.items() if path not in conditional}
 
     @property
     def proved(self) -> bool:

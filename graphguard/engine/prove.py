@@ -13,6 +13,7 @@ import numpy as np
 
 from graphguard.engine.arrange import arranged, padded
 from graphguard.engine.classes import streams as classes_of
+from graphguard.engine.conditions import conditions_of
 from graphguard.engine.draws import matched
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
 from graphguard.engine.lane import at_lane
@@ -24,6 +25,7 @@ from graphguard.engine.proof import Proof, Relation
 from graphguard.engine.ranges import declared_span
 from graphguard.engine.relate import Held, Placements, Relator, held, held_in_a_row
 from graphguard.engine.show import arranged_relation, relation_of
+from graphguard.engine.span import stated_span
 from graphguard.engine.summands import Summands
 from graphguard.engine.table import Table
 from graphguard.engine.tangle import untangled
@@ -39,7 +41,7 @@ from graphguard.lines import OwnLines
 if TYPE_CHECKING:
     from graphguard.expectation import Expectation
 
-Range = tuple[int | None, int | None]
+Range = tuple[float | None, float | None]
 Ranges = Mapping[str, Range]
 MOST_NEEDS = 3  # told in one message
 
@@ -100,7 +102,7 @@ def interpret(
     table.recording = False
     streams = untangled(classes_of(joint.graphs, relations, apart), joint)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
-    found.opaque, found.fallbacks, found.presumed = interpreter.opaque, interpreter.fallbacks, interpreter.presumed
+    found.opaque, found.fallbacks, found.needs = interpreter.opaque, interpreter.fallbacks, interpreter.needs
     found.relied_on = list(interpreter.relied_on.values())
     return found
 
@@ -111,7 +113,9 @@ def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | 
         if dtype == "bool":
             atom.indicator = atom.nonnegative = True
         if dtype.startswith(("int", "uint")) and (low, high) != (None, None):
-            table.facts.declare(atom, *declared_span(low, high))
+            table.facts.declare(atom, *declared_span(*(None if end is None else int(end) for end in (low, high))))
+        elif (low, high) != (None, None):
+            table.spans[atom.id] = stated_span(low, high)
         if low is not None:
             atom.positive, atom.nonnegative = low > 0, low >= 0
 
@@ -151,6 +155,7 @@ class _Prover:
             len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams
         )
         self.proof.assumptions = self._assumptions()
+        self.proof.conditions = conditions_of(self.found, self.joint, list(self.proof.relations), self.own_lines)
         return self.proof
 
     def _assumptions(self) -> list[str]:
@@ -160,13 +165,9 @@ class _Prover:
                   for text in known[atom.id].in_words(key, self.sequential.inputs[key].shape)]  # fmt: skip
         declared = [(key, atom) for key, atom in inputs if atom.nonnegative and not atom.indicator]
         signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in known]
-        places = {str(node.source): None for node in self.found.presumed}
-        presumed = [
-            f"{place}: the ranks divide by, or take a root or a log of, what the sequential program does not; "
-            "it is taken to be defined"
-            for place in places
-        ]
-        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + presumed + self.found.draws.assumptions
+        spans = [text for key, atom in inputs if atom.id in self.found.table.spans
+                 for text in self.found.table.spans[atom.id].in_words(key)]  # fmt: skip
+        return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + spans + self.found.draws.assumptions
 
     def output_of_ranks(self, path: str) -> Held:
         values: list[tuple[tuple[int, ...], Described | None]] = []

@@ -12,11 +12,11 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphguard.engine.definition import Abstract, Definition, Part, Pattern, Product, abstract, fitting, shape_of
 from graphguard.engine.facts import Facts, Kind
-from graphguard.engine.lane import varies
+from graphguard.engine.lane import Lane, key, varies
 from graphguard.engine.normal import normal
 from graphguard.engine.part import Whole
 from graphguard.engine.positive import is_not_zero, is_positive
@@ -39,8 +39,34 @@ from graphguard.engine.term import (
 from graphguard.engine.trace import Trace
 from graphguard.engine.widen import widened
 
+if TYPE_CHECKING:
+    from graphguard.engine.span import Span
+
 MOST_FACTORS = 24
 What = tuple[str, str, tuple[Hashable, ...], int]  # kind, name, parameters, number of operands
+
+
+NOT_ZERO: Kind = "nonzero"
+NOT_NEGATIVE: Kind = "nonnegative"
+DEFINED: Kind = "computed"  # of a function or an operator
+
+
+class Need(NamedTuple):
+    """What an operation needs of an atom, where a factor reads it."""
+
+    kind: Kind
+    factor: Factor
+    ranges: Mapping[Variable, Range]
+    weight: Lane
+    exposed: bool  # whether an output shows where it is not met
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for needs that are alike but for the names of variables."""
+        names = {v: n for n, v in enumerate(dict.fromkeys(self.factor.variables()))}
+        at = tuple((tuple((names[v], s) for v, s in index.terms), key(index.offset)) for index in self.factor.at)
+        spans = tuple((key(self.ranges[v][0]), key(self.ranges[v][1])) for v in names)
+        return self.kind, self.factor.atom.id, at, spans, key(self.weight), self.exposed
 
 
 class _Definitions(dict[int, Definition]):
@@ -110,8 +136,10 @@ class Table:
         self.leaves: dict[int, frozenset[int]] = {}  # what sums are made of
         self.vanishing: dict[int, bool] = {}  # whether the exp of an atom may be 0
         self.infinite: dict[int, bool] = {}  # whether an atom may be minus infinity
+        self.garbage: dict[int, bool] = {}  # whether unwritten memory is in an atom
         self.maskable: dict[int, bool] = {}  # whether a mask may make an atom zero
-        self.taken_as_defined: set[int] = set()  # what the ranks alone do so with
+        self.needs: list[Need] = []  # of the ranks
+        self.spans: dict[int, Span] = {}  # stated bounds of inputs that are no whole numbers
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
@@ -134,6 +162,11 @@ class Table:
 
     def by_id(self, number: int) -> Atom:
         return self._by_id[number]
+
+    def note_infinite(self, atom: Atom) -> None:
+        """Some elements of it are no numbers."""
+        self.spoil_trace()
+        self.infinite[atom.id] = self.vanishing[atom.id] = True
 
     def atoms(self) -> Iterable[tuple[tuple[str, Hashable], Atom]]:
         self.spoil_trace()
@@ -268,26 +301,18 @@ class Table:
             self._operands = frozenset(term.factors[0].atom.id for term in self.operands)
         return self._operands
 
-    def require_defined(self, factors: Iterable[Factor], ranges: Mapping[Variable, Range]) -> None:
-        """Note what is divided by, or taken a root of, where: where the sequential program does so, it is defined; what the
-        ranks alone do so with is taken to be defined, which a report has to say."""
-        for factor in factors:
-            if factor.atom.positive:
-                continue
-            needs: list[Kind] = ["nonzero"] if factor.power < 0 else []
-            needs += ["nonnegative"] if factor.power.denominator != 1 and not factor.atom.nonnegative else []
-            for kind in needs:
-                if self.recording:
-                    self.facts.note(kind, factor, ranges)
-                elif not self.facts.holds(kind, factor, ranges) and not (
-                    kind == "nonzero" and is_positive(self, factor, ranges)
-                ):
-                    self.take_as_defined(factor.atom)
-
-    def take_as_defined(self, atom: Atom) -> None:
-        self.taken_as_defined.add(atom.id)
+    def need(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane = 1) -> None:
+        """Note what is needed of an atom where a factor reads it, so that an operation is defined. Of the sequential program
+        that holds, as it is taken to be defined; of the ranks it has to be shown."""
+        if kind != DEFINED and factor.atom.positive:
+            return
+        if self.recording:
+            self.facts.note(kind, factor, ranges)
+            return
+        ranges = {v: ranges[v] for v in factor.variables()}
+        self.needs.append(Need(kind, factor, ranges, weight, self.exposed))
         if self.trace is not None:
-            self.trace.told(lambda there, atoms: there.take_as_defined(*atoms), (atom,))
+            self.trace.told(_need, (factor.atom,), kind, factor, ranges, weight)
 
     def root(self, number: Fraction, exponent: Fraction) -> tuple[Fraction, tuple[Factor, ...]]:
         """A power of a positive number: a rational, and powers of primes between 0 and 1."""
@@ -542,6 +567,12 @@ def _atoms_of_whole(table: Table, ids: tuple[int, ...]) -> Sequence[Atom]:
 
 def _note_operand(table: Table, atoms: tuple[Atom, ...], term: Term) -> None:
     table.note_operand(term.with_(factors=(term.factors[0]._replace(atom=atoms[0]),)))
+
+
+def _need(
+    table: Table, atoms: tuple[Atom, ...], kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane
+) -> None:
+    table.need(kind, factor._replace(atom=atoms[0]), ranges, weight)
 
 
 def _is_mask(factors: tuple[Factor, ...], variable: Variable) -> bool:

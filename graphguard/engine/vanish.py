@@ -29,6 +29,15 @@ def may_be_infinite(table: Table, atom: Atom) -> bool:
     return _asked(table, atom, table.infinite, may_be_infinite, _is_infinite)
 
 
+def may_be_garbage(table: Table, atom: Atom) -> bool:
+    """Whether memory that nothing was written to is in an atom: that may hold no numbers."""
+    return atom.kind == "unwritten" or _asked(table, atom, table.garbage, may_be_garbage, _has_garbage)
+
+
+def _has_garbage(table: Table, definition: Definition) -> bool:
+    return any(may_be_garbage(table, each) for each in _atoms_of(definition))
+
+
 def _asked(
     table: Table, atom: Atom, known: dict[int, bool], question: Question, answered: Callable[[Table, Definition], bool]
 ) -> bool:
@@ -92,6 +101,11 @@ def is_log_of_nothing(table: Table, term: Term) -> bool:
     return definition is not None and definition.name == "log" and definition.operands == ((),)
 
 
+def has_garbage(table: Table, value: Value | Term) -> bool:
+    terms = value.terms if isinstance(value, Value) else (value,)
+    return any(may_be_garbage(table, factor.atom) for term in terms for factor in term.factors)
+
+
 def has_infinities(table: Table, value: Value | Term) -> bool:
     terms = value.terms if isinstance(value, Value) else (value,)
     return any(
@@ -103,8 +117,8 @@ def has_infinities(table: Table, value: Value | Term) -> bool:
 
 def _is_log_of_weights(table: Table, factor: Factor, term: Term) -> bool:
     """Whether a log is of what is above zero wherever the term reads it: of a row of which a mask leaves some."""
-    definition = table.definitions[factor.atom.id]
-    if definition.name != "log" or len(definition.operands[0]) != 1 or definition.operands[0][0].extents:
+    definition = table.definitions.get(factor.atom.id)
+    if definition is None or definition.name != "log" or len(definition.operands[0]) != 1 or definition.operands[0][0].extents:
         return False
     axes = {-1 - n: index for n, index in enumerate(factor.at)}
     inside = substitute(definition.operands[0][0].factors, axes)

@@ -10,7 +10,7 @@ from graphguard.engine.lane import everywhere
 from graphguard.engine.ops import fraction
 from graphguard.engine.term import Undescribed, Value
 from graphguard.lemmas.imaginary import complex_add, complex_div, complex_mul
-from graphguard.lemmas.registry import Call, row
+from graphguard.lemmas.registry import Call, is_whole, row
 from graphguard.lemmas.whole import are_whole, bounded, span_of
 
 
@@ -131,6 +131,8 @@ def pow_scalar(c: Call, x: Value, exponent: Any) -> Value:
 def pow_tensor(c: Call, x: Any, y: Any) -> Value:
     x, y = c.value(x), c.value(y)
     number = is_constant(y)
+    if number is None and is_whole(c.result_dtype):
+        raise Undescribed("a whole number to a power that may be below 0")
     return c.power(c.broadcast(x, y)[0], number) if number is not None else c.fn("power", x, y)
 
 

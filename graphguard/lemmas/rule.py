@@ -120,6 +120,7 @@ class Rule:
         axes = [axis for dim in pattern for axis in dim]
         own = [axis for axis in axes if axis not in parallel]
         found = c.opaque(c.node.op, rows, len(parallel), [sizes[axis] for axis in own], identity)
+        c.need_defined(found)
         order = [*parallel, *own]
         return c.reshape(c.permute(found, [order.index(axis) for axis in axes]), shape)
 

@@ -86,10 +86,11 @@ class Specimen:
     def findings(self, joint: Joint, executed: bool, locate: bool = True) -> list[Finding]:
         """What a report says. Where the ranks compute something else, that takes an execution too."""
         proof = self.prove(joint, not executed, locate or not executed)
-        if proof.proved or not executed or not locate:
+        if (proof.proved and not proof.conditions) or not executed or not locate:
             return proof.findings
         graphs = (self.sequential, joint, self.relations)
-        judgement = judge(*graphs, self.expected, self.ranges, proved=proof.relations, no_parts=proof.no_parts, small=False)
+        proved = proof.unconditional
+        judgement = judge(*graphs, self.expected, self.ranges, proved=proved, no_parts=proof.no_parts, small=False)
         return report_of(proof, judgement, ()).findings
 
     def agrees(self, trial: Trial) -> bool:

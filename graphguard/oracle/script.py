@@ -14,12 +14,12 @@ from graphguard.counterexample import Element
 from graphguard.expectation import FULL, LOCAL, Expectation
 from graphguard.ir import Graph, Node, Value
 from graphguard.joint import Joint, Match
+from graphguard.needed import needed_alone, needed_of_ranks
 from graphguard.oracle import mixture
 from graphguard.oracle.collective_code import exchanged
 from graphguard.oracle.draws import Draw
 from graphguard.oracle.grid import Grid, Placements
 from graphguard.oracle.operator_code import HELPERS, Constants, Names, lines_of
-from graphguard.oracle.slice import needed_alone, needed_of_ranks
 from graphguard.oracle.trial import Trial
 
 _REDUCED: dict[str, Callable[[list[str]], str]] = {

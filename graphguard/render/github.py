@@ -8,6 +8,7 @@ from graphguard.render.plain import (
     as_expected,
     counterexample_text,
     finding_text,
+    has_forbidden_conditions,
     home_of,
     name_of,
     place_of,
@@ -23,6 +24,17 @@ def github(plain: Plain) -> str:
 def _annotations(check: Plain) -> list[str]:
     if check["verdict"] is None:
         return [_annotation("error", home_of(check), f"{name_of(check)} could not run", check["error"])]
+    if check["verdict"] == "verified" and check["conditions"]:
+        level = "error" if has_forbidden_conditions(check) else "warning"
+        return [
+            _annotation(
+                level,
+                place_of(each["source"]) or home_of(check),
+                "condition",
+                f"{name_of(check)} is verified where {each['text']}",
+            )
+            for each in check["conditions"]
+        ]
     if as_expected(check):
         return []
     level = "warning" if check["verdict"] == "unproven" else "error"

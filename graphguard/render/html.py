@@ -170,8 +170,13 @@ def _relations(report: Report) -> str:
 
 def _grounds(report: Report) -> str:
     found = [f"{name}: {text}" for name, text in report.parameters.items()]
-    lists = {"Notes": report.notes, "Assumptions": report.assumptions, "Parameters": found,
-             "Operators without a lemma": report.opaque}  # fmt: skip
+    lists = {
+        "Conditions": [str(condition) for condition in report.conditions],
+        "Notes": report.notes,
+        "Assumptions": report.assumptions,
+        "Parameters": found,
+        "Operators without a lemma": report.opaque,
+    }
     parts = [
         f"<section><h2>{title}</h2><ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul></section>"
         for title, texts in lists.items()

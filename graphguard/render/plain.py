@@ -30,11 +30,22 @@ def home_of(check: Plain) -> Place | None:
 
 
 def as_expected(check: Plain) -> bool:
-    return check["verdict"] is not None and check["verdict"] == check["expect"]
+    return check["verdict"] is not None and check["verdict"] == check["expect"] and not has_forbidden_conditions(check)
+
+
+def has_forbidden_conditions(check: Plain) -> bool:
+    return bool(check["strict"] and check["verdict"] == check["expect"] == "verified" and check["conditions"])
+
+
+def conditions_text(check: Plain) -> str:
+    """What must hold, and where it is needed."""
+    return " and ".join(f"{each['text']}, {each['source']}" for each in check["conditions"])
 
 
 def surprise(check: Plain) -> str:
     """The verdict of a check that was to have another, in words."""
+    if has_forbidden_conditions(check):
+        return f"{name_of(check)} is verified where {conditions_text(check)}, but --strict allows no conditions"
     return f"{name_of(check)} is {check['verdict']}, but {check['expect']} is expected"
 
 

@@ -12,7 +12,17 @@ from urllib.parse import quote
 from graphguard import __version__
 from graphguard.findings import KINDS
 from graphguard.pages import PAGES
-from graphguard.render.plain import Place, Plain, as_expected, counterexample_text, finding_text, home_of, name_of, place_of
+from graphguard.render.plain import (
+    Place,
+    Plain,
+    as_expected,
+    counterexample_text,
+    finding_text,
+    has_forbidden_conditions,
+    home_of,
+    name_of,
+    place_of,
+)
 from graphguard.render.plain import surprise as surprise_text
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -85,12 +95,21 @@ def _result(check: Plain, finding: Plain, index: int) -> dict[str, Any]:
 def _notifications(check: Plain) -> list[dict[str, Any]]:
     if check["verdict"] is None:
         text = f"{name_of(check)} could not run: {check['error']}"
+    elif check["verdict"] == "verified" and check["conditions"]:
+        return [_conditional(check, condition) for condition in check["conditions"]]
     elif not as_expected(check) and not check["findings"]:
         text = surprise_text(check)
     else:
         return []
     home = home_of(check)
     return [{"level": "error", "message": {"text": text}, **({"locations": [_location(home)]} if home else {})}]
+
+
+def _conditional(check: Plain, condition: Plain) -> dict[str, Any]:
+    place = place_of(condition["source"]) or home_of(check)
+    text = f"{name_of(check)} is verified where {condition['text']}"
+    level = "error" if has_forbidden_conditions(check) else "warning"
+    return {"level": level, "message": {"text": text}, **({"locations": [_location(place)]} if place else {})}
 
 
 def _location(place: Place) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from graphguard.holding import Holding
 from graphguard.ir import Source
 from graphguard.render.excerpt import SourceLine, excerpt
 from graphguard.render.picture import picture
+from graphguard.report import SHOWN_CONDITIONS
 
 if TYPE_CHECKING:
     from graphguard.checks import Outcome
@@ -128,9 +129,12 @@ def concise_lines(outcome: Outcome, look: Look) -> list[str]:
 
 def head_line(outcome: Outcome) -> Line:
     assert outcome.report is not None
-    verdict, expect = outcome.report.verdict, outcome.check.expect
+    report, expect = outcome.report, outcome.check.expect
     aside = f" (expected {expect})" if not outcome.as_expected else " (as expected)" if expect != "verified" else ""
-    return [Piece(verdict, verdict), Piece(f"{aside}: {outcome.check}")]
+    if outcome.has_forbidden_conditions:
+        aside = " (--strict allows no conditions)"
+    where = report.headline.removeprefix(report.verdict)
+    return [Piece(report.verdict, report.verdict), Piece(f"{where}{aside}: {outcome.check}")]
 
 
 # ---------------------------------------------------------------------- a report
@@ -146,6 +150,8 @@ def report_lines(report: Report, look: Look) -> list[Line]:
         lines += [[], [Piece("proved all the same", "head")]]
         lines += [[Piece("  "), *line] for line in _relations(list(report.relation.values()), look, SHOWN_BESIDE)]
     lines += _open_ends(report)
+    if len(report.conditions) > SHOWN_CONDITIONS or (report.conditions and not report.verified):
+        lines += _texts("where: ", [str(condition) for condition in report.conditions], look)
     rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
     if look.verbose:
         rest += _texts("parameter ", [f"{name}: {found}" for name, found in report.parameters.items()], look)
