@@ -186,7 +186,9 @@ def _capture_all(
 def _never_sent(answers: dict[_Take, _Answer], stuck: list[str]) -> GraphGuardError:
     """Ranks wait for objects: a fault of the communication until then, if it does not fit together."""
     text = f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends"
-    graphs = {take.rank: each.graphs[-1] for take, each in answers.items() if take.rank is not None and each.graphs and not take.turn}
+    graphs = {
+        take.rank: each.graphs[-1] for take, each in answers.items() if take.rank is not None and each.graphs and not take.turn
+    }
     findings = join([graphs[rank] for rank in sorted(graphs)]).findings
     return MismatchError(text, findings[0]) if findings else CaptureError(text)
 

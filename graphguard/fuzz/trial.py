@@ -11,7 +11,8 @@ import torch
 from graphguard.aten.kernels import Kernels, Lookup
 from graphguard.engine.claims import Wrong
 from graphguard.engine.interpret import Interpretation
-from graphguard.engine.proof import Proof
+from graphguard.engine.needs import Needs
+from graphguard.engine.proof import Proof, Relation
 from graphguard.engine.prove import interpret, prove
 from graphguard.errors import GraphGuardError, ReplayError
 from graphguard.expectation import Expectation
@@ -75,25 +76,38 @@ def looked_at(program: Program) -> Result:
 def _compare(
     result: Result, program: Program, graphs: Graphs, found: Interpretation, proof: Proof, alone: Tensors, inputs: Tensors
 ) -> None:
-    conditional = bool(found.presumed)
     try:
         states = _ranks(graphs, inputs)
     except ReplayError as error:  # a rank indexes outside of a tensor, or an operator has no kernel
-        if proof.proved and not conditional and "not implemented" not in str(error):
+        if proof.proved and not proof.conditions and "not implemented" not in str(error):
             result.false_proofs.append(f"all outputs are proved, and the ranks do not run: {error}")
         return
-    _compare_claims(result, graphs, found, states, inputs)
-    if not _excused(conditional, states):
-        _compare_outputs(result, program, graphs, proof, states, alone, inputs)
+    if any(map(overflows, states)):
+        return
+    defined = all(_is_finite(tensor) for state in states for tensor in state.values.values())
+    _compare_claims(result, graphs, found, states, inputs, defined or not _needs_more(found))
+    for path in proof.relations if defined else proof.unconditional:
+        _compare_output(result, program, graphs, proof.relations[path], states, alone, inputs)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _needs_more(found: Interpretation) -> bool:
+    """Whether something must hold so that the ranks' operations are defined, and is not known to."""
+    needs = Needs(found.table)
+    return any(True for each in found.needs for _ in needs.unmet(each.needs))
 
 
 # ---------------------------------------------------------------------- claims
-def _compare_claims(result: Result, graphs: Graphs, found: Interpretation, states: Sequence[Run], inputs: Tensors) -> None:
+def _compare_claims(
+    result: Result, graphs: Graphs, found: Interpretation, states: Sequence[Run], inputs: Tensors, of_ranks: bool
+) -> None:
     audit = audit_claims(found, graphs.sequential, graphs.joint, graphs.relations, inputs)
     result.compared += audit.compared
     result.undescribed += audit.undescribed
-    excused = _excused(bool(found.presumed), states)
-    wrong = [each for each in audit.wrong if each.rank is None or not excused]
+    wrong = [each for each in audit.wrong if each.rank is None or of_ranks]
     first = _first(wrong)
     if first is None:
         return
@@ -166,29 +180,26 @@ def _distance(plain: torch.Tensor, other: torch.Tensor) -> float:
     return float(apart.max()) / max(1.0, float(plain.abs().max())) if apart.numel() else 0.0
 
 
-def _excused(conditional: bool, states: Sequence[Run]) -> bool:
-    """Whether nothing is claimed of the ranks: numbers were too large, or a condition may not hold."""
-    if any(map(overflows, states)):
-        return True
-    floats = (tensor for state in states for tensor in state.values.values() if tensor.is_floating_point())
-    return conditional and not all(bool(torch.isfinite(each).all()) for each in floats)
-
-
 # ---------------------------------------------------------------------- outputs
-def _compare_outputs(
-    result: Result, program: Program, graphs: Graphs, proof: Proof, states: Sequence[Run], alone: Tensors, inputs: Tensors
+def _compare_output(
+    result: Result,
+    program: Program,
+    graphs: Graphs,
+    relation: Relation,
+    states: Sequence[Run],
+    alone: Tensors,
+    inputs: Tensors,
 ) -> None:
-    held = [state.outputs() for state in states]
-    for path, relation in proof.relations.items():
-        parts = {rank: part for rank, outputs in enumerate(held) if (part := outputs.get(path)) is not None}
-        if relation.placements is None:
-            continue
-        stated = Expectation(relation.text, tuple(placement for _, placement in relation.placements))
-        size = float(alone[path].double().abs().max()) if alone[path].numel() else 0.0
-        if as_stated(alone[path], parts, stated, program.mesh, _NEAR * max(1.0, size)):
-            continue
-        if not _is_shaky(graphs, path, states, alone, inputs):
-            result.false_proofs.append(f"{relation.text} does not hold")
+    path = relation.path
+    parts = {rank: part for rank, state in enumerate(states) if (part := state.outputs().get(path)) is not None}
+    if relation.placements is None:
+        return
+    stated = Expectation(relation.text, tuple(placement for _, placement in relation.placements))
+    size = float(alone[path].double().abs().max()) if alone[path].numel() else 0.0
+    if as_stated(alone[path], parts, stated, program.mesh, _NEAR * max(1.0, size)):
+        return
+    if not _is_shaky(graphs, path, states, alone, inputs):
+        result.false_proofs.append(f"{relation.text} does not hold")
 
 
 def _is_shaky(graphs: Graphs, path: str, states: Sequence[Run], alone: Tensors, inputs: Tensors) -> bool:
@@ -217,8 +228,7 @@ def _alone(graphs: Graphs, inputs: Tensors) -> Tensors | None:
         state = run(graphs.sequential, inputs, wide=True)
     except ReplayError:
         return None
-    floats = (tensor for tensor in state.values.values() if tensor.is_floating_point())
-    return _present(state.outputs()) if all(bool(torch.isfinite(each).all()) for each in floats) else None
+    return _present(state.outputs()) if all(map(_is_finite, state.values.values())) else None
 
 
 def _present(outputs: Mapping[str, torch.Tensor | None]) -> Tensors:
