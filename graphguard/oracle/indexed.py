@@ -113,7 +113,15 @@ def indexed(sequential: Graph, bounds: Mapping[str, tuple[Bound, Bound]]) -> Ind
     for name, ranges in known.items():
         if bounds.get(name, (None, None)) == (None, None) and parts[name] and ranges.covers(whole[name].shape):
             result[name] = (0, max(len(each.choices()) for each in parts[name]))
-    return Indexed(result, parts)
+    return Indexed(
+        result, {name: tuple(p for p in found if not _is_drawn(p, result.get(name))) for name, found in parts.items()}
+    )
+
+
+def _is_drawn(part: Part, bounds: tuple[Bound, Bound] | None) -> bool:
+    """Whether all numbers between the bounds are allowed, and all of those are drawn."""
+    low, high = bounds or (None, None)
+    return low is not None and high is not None and part.numbers == ((math.ceil(low), math.ceil(high)),)
 
 
 def parts_of(ranges: Ranges) -> tuple[Part, ...]:

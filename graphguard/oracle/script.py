@@ -19,6 +19,7 @@ from graphguard.oracle import mixture
 from graphguard.oracle.collective_code import exchanged
 from graphguard.oracle.draws import Draw
 from graphguard.oracle.grid import Grid, Placements
+from graphguard.oracle.indexed import Placed
 from graphguard.oracle.operator_code import HELPERS, Constants, Names, lines_of
 from graphguard.oracle.trial import Trial
 
@@ -97,7 +98,7 @@ class _Script:
 
     def _inputs(self) -> None:
         self._section("inputs")
-        if any(isinstance(draw, Draw) for draw in self.trial.draws.values()):
+        if any(isinstance(draw, (Draw, Placed)) for draw in self.trial.draws.values()):
             self.body.append(f"g = torch.Generator().manual_seed({self.trial.seed})")
         for number, (name, draw) in enumerate(self.trial.draws.items()):
             first, *others = draw.lines(f"x{number}")

@@ -68,6 +68,10 @@ def turned(x):
     dist.new_group([0, 1] if rank() == 0 else [1, 0], sort_ranks=False)
 
 
+def alone_against_a_pair(x):
+    dist.new_group([0, 1] if rank() < 2 else [rank()])
+
+
 def local_groups_of_a_chain(x):
     for group in ([0, 1], [1, 2]):
         dist.new_group(group, use_local_synchronization=True)
@@ -89,6 +93,7 @@ def a_mesh_after_a_group_of_some(x):
         (made_by_one_member, f"where rank 1 does not: {ONE_ORDER}"),
         (with_other_members, f"disagree: a group of ranks [0, 1] against one of ranks [0, 1, 2]; {ONE_ORDER}"),
         (turned, f"disagree: a group of ranks [0, 1] against one of ranks [1, 0]; {ONE_ORDER}"),
+        (alone_against_a_pair, f"disagree: a group of ranks [0, 1] against one of ranks [2]; {ONE_ORDER}"),
         (local_groups_of_a_chain, "where rank 2 does not: members must be in equally many groups by then"),
         (a_mesh_after_a_group_of_some, ONE_ORDER),
     ],
