@@ -24,7 +24,7 @@ from graphguard import graph_json
 from graphguard.bench.llama import Llama
 from graphguard.capture.isolate import run_isolated
 from graphguard.capture.program import FunctionProgram
-from graphguard.capture.session import Subject, _capture_all
+from graphguard.capture.session import Subject, Take, capture_takes
 from graphguard.engine.classes import VARYING, Stream, streams
 from graphguard.engine.interpret import Interpretation, Interpreter
 from graphguard.engine.prove import _Prover, without_collection
@@ -76,8 +76,9 @@ def captured(llama: Llama, ranks: int) -> list[list[str]]:
     """The graphs of the sequential program, and of the first, the second and the last rank, as texts."""
     programs = FunctionProgram(llama.sequential, "sequential"), FunctionProgram(llama.distributed, "distributed")
     subject = Subject(*programs, Mesh.of({"tp": ranks}), llama.inputs())
-    answers = _capture_all(subject, [None, 0, 1, ranks - 1], None, True, None)
-    return [[graph_json.dumps(graph) for graph in answer.graphs] for answer in answers]
+    takes = [Take(rank) for rank in (None, 0, 1, ranks - 1)]
+    answers = capture_takes(subject, takes, None, True, None, {})
+    return [[graph_json.dumps(graph) for graph in answers[take].graphs] for take in takes]
 
 
 def case_of(llama: Llama, ranks: int, texts: Sequence[Sequence[str]]) -> Case:

@@ -41,6 +41,7 @@ _STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, sysconfig.get_paths()["pl
              order.__file__)  # fmt: skip
 _LIBRARIES = (os.path.dirname(graphguard.__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep)
 _python_state, _numpy_state = random.getstate, np.random.get_state  # replaced below
+_python: Any = random.random.__self__  # type: ignore[attr-defined] # whose methods are the functions of the module
 SETS, NUMPY, PYTHON = "the order of a set", "numpy's generator", "Python's generator"
 UNVARIED = "sets have the same order in every process: this interpreter does not let it be varied"
 
@@ -104,7 +105,7 @@ class Ambient:
         np.random.seed(self._seed)
         random.seed(self._seed)
         self._states = {NUMPY: _state(NUMPY), PYTHON: _state(PYTHON)}
-        for module, owner, what in ((np.random, np.random.mtrand._rand, NUMPY), (random, random._inst, PYTHON)):  # type: ignore[attr-defined]
+        for module, owner, what in ((np.random, np.random.mtrand._rand, NUMPY), (random, _python, PYTHON)):
             for name, function in list(vars(module).items()):
                 if getattr(function, "__self__", None) is owner and name not in ("seed", "set_state", "setstate"):
                     setattr(module, name, self._noting(function, what))
@@ -115,15 +116,15 @@ class Ambient:
                 self._note("a seed of Python's generators", 2)
             seed(generator, a, version)
 
-        random.Random.seed = seeded  # type: ignore[method-assign]
+        setattr(random.Random, "seed", seeded)  # noqa: B010 # which mypy does not let be assigned
 
     def _vary_clocks(self, holders: Holders) -> None:
         for clock in _CLOCKS:
             holders.replace(clock, self._noting(clock, "the time", lambda now: now + self._shift))
         for clock in _CLOCKS_NS:
             holders.replace(clock, self._noting(clock, "the time", lambda now: now + int(self._shift * 1e9)))
-        for clock in _BROKEN_DOWN:
-            holders.replace(clock, self._later(clock))
+        for told in _BROKEN_DOWN:
+            holders.replace(told, self._later(told))
         later, note = datetime.timedelta(seconds=self._shift), self._note
         real = datetime.datetime
 
@@ -131,7 +132,7 @@ class Ambient:
             def __instancecheck__(cls, instance: object) -> bool:
                 return isinstance(instance, real)
 
-        class Moment(real, metaclass=Kind):
+        class Moment(datetime.datetime, metaclass=Kind):
             @classmethod
             def now(cls, tz: Any = None) -> Any:
                 note("the time", 2)
@@ -174,7 +175,7 @@ class Ambient:
                 return plain_hash(item)
             return plain_hash(item) ^ self._seed if self._note("hash", 2) else plain_hash(item)
 
-        builtins.id, builtins.hash = noted_id, varied_hash  # type: ignore[assignment]
+        builtins.id, builtins.hash = noted_id, varied_hash
 
 
 def nearest_of_user(depth: int = 1) -> Source | None:

@@ -19,9 +19,9 @@ import graphguard
 if TYPE_CHECKING:
     from graphguard.capture.recorder import Recorder
 
-is_meta: Callable[[torch.Tensor], bool] = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined] # replaced below
-_device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-_storage_device: Callable[[torch.UntypedStorage], torch.device] = torch.UntypedStorage.device.__get__  # type: ignore[attr-defined]
+is_meta: Callable[[torch.Tensor], bool] = torch.Tensor.is_meta.__get__  # replaced below
+_device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__
+_storage_device: Callable[[torch.UntypedStorage], torch.device] = torch.UntypedStorage.device.__get__
 CPU, META = torch.device("cpu"), torch.device("meta")
 _TOLD_THE_TRUTH = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(graphguard.__file__) + os.sep)
 # Files of torch that pass on the device that a program named: modules, and `with torch.device(...)`.
@@ -35,7 +35,7 @@ _ANSWERS: dict[str, Callable[[torch.device], Any]] = {
 
 
 def storage_is_meta(storage: torch.UntypedStorage) -> bool:
-    return _storage_device(storage).type == "meta"
+    return bool(_storage_device(storage).type == "meta")
 
 
 def given_device(device: torch.device | None) -> torch.device | None:
@@ -104,7 +104,7 @@ def _present_methods(presented: Callable[[torch.Tensor], torch.device], asked_by
 
     def get_device(self: torch.Tensor) -> int:
         if asked_by_torch():
-            return number(self)
+            return int(number(self))
         index = presented(self).index
         return -1 if index is None else index
 

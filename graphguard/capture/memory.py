@@ -43,7 +43,7 @@ class Shared:
     def __init__(self, memory: torch.Tensor, holder: Any, source: Source | None):
         with _disable_current_modes():
             flat = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage())
-            self._memory = memoryview(_numpy(flat))  # type: ignore[arg-type]
+            self._memory = memoryview(_numpy(flat))
         self._bytes = bytes(self._memory)
         self._holder = (lambda: memory) if holder is None else weakref.ref(holder)
         self._source = source

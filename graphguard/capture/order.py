@@ -21,7 +21,7 @@ _PROBE = frozenset({"a", "b", "c"})
 _kept: list[object] = []  # what a slot points to must live as long as the process
 
 
-def follow_orders(reverse: bool, note: Callable[[], None]) -> bool:
+def follow_orders(reverse: bool, note: Callable[[], object]) -> bool:
     """From now on `note` is called where a set is iterated over whose order may differ between processes; the order is turned
     round if `reverse`. False if this interpreter does not allow it."""
     if not _fits():

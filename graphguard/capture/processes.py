@@ -68,7 +68,7 @@ def _refuse_bare_threads(recorder: Recorder, holders: Holders) -> None:
 
     start = threading._start_new_thread  # type: ignore[attr-defined]
     holders.replace(start, refused)
-    _thread.start_new = refused  # type: ignore[attr-defined] # its old name
+    _thread.start_new = refused  # its old name
     threading._start_new_thread = start  # type: ignore[attr-defined]
 
 

@@ -84,7 +84,7 @@ def capture_sequential(program: Program, inputs: Mapping[str, Input], *, use_cac
     """The graph of one program on its own."""
     subject = Subject(program, program, Mesh.of({"world": 1}), inputs)
     subject.sequential.check(list(inputs))
-    return _capture_all(subject, [_Take(None)], None, use_cache, None, {})[_Take(None)].graphs[0]
+    return capture_takes(subject, [Take(None)], None, use_cache, None, {})[Take(None)].graphs[0]
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _Answer:
     asked: dict[str, Source | None] = field(default_factory=dict)  # for what differs between processes
 
 
-class _Take(NamedTuple):
+class Take(NamedTuple):
     """One capture of a program; of the sequential one if `rank` is None. Every turn has another ambient state."""
 
     rank: int | None
@@ -107,7 +107,7 @@ class _Take(NamedTuple):
 
 # If two captures of one program differ, no graph speaks for it. These are captured twice whatever they ask for, in case it is
 # for something that is not known to differ between processes.
-CAPTURED_TWICE: tuple[_Take, ...] = (_Take(None, 1), _Take(0, 1))
+CAPTURED_TWICE: tuple[Take, ...] = (Take(None, 1), Take(0, 1))
 
 
 def capture(
@@ -123,15 +123,15 @@ def capture(
     begun = time.perf_counter()
     subject.check()
     world = subject.mesh.size
-    once = [_Take(None), *map(_Take, range(world))]
+    once = [Take(None), *map(Take, range(world))]
     known: Sent = {}
-    answers = _capture_all(subject, [*once, *CAPTURED_TWICE], progress, use_cache, workers, known)
-    again = [_Take(rank, 1) for rank, _ in once if answers[_Take(rank)].asked and _Take(rank, 1) not in answers]
+    answers = capture_takes(subject, [*once, *CAPTURED_TWICE], progress, use_cache, workers, known)
+    again = [Take(rank, 1) for rank, _ in once if answers[Take(rank)].asked and Take(rank, 1) not in answers]
     if again:
-        answers |= _capture_all(subject, again, progress, use_cache, workers, known)
+        answers |= capture_takes(subject, again, progress, use_cache, workers, known)
     different = next((_difference(take.rank, answers) for take in once if _differs(take.rank, answers)), None)
-    sequential = answers[_Take(None)].graphs[0]
-    relations, graphs = map(list, zip(*(answers[_Take(rank)].graphs for rank in range(world)), strict=True))
+    sequential = answers[Take(None)].graphs[0]
+    relations, graphs = map(list, zip(*(answers[Take(rank)].graphs for rank in range(world)), strict=True))
     joint, left_out = join(graphs), made_by_some(graphs)
     if not joint.findings:  # only now, as what a module's constructor sends must fit together too
         joint = settled(joint)
@@ -145,24 +145,24 @@ def capture(
     return captured
 
 
-def _differs(rank: int | None, answers: dict[_Take, _Answer]) -> bool:
-    again = answers.get(_Take(rank, 1))
-    return again is not None and again.texts != answers[_Take(rank)].texts
+def _differs(rank: int | None, answers: dict[Take, _Answer]) -> bool:
+    again = answers.get(Take(rank, 1))
+    return again is not None and again.texts != answers[Take(rank)].texts
 
 
-def _capture_all(
-    subject: Subject, takes: list[_Take], progress: Progress | None, use_cache: bool, workers: int | None, known: Sent
-) -> dict[_Take, _Answer]:
+def capture_takes(
+    subject: Subject, takes: list[Take], progress: Progress | None, use_cache: bool, workers: int | None, known: Sent
+) -> dict[Take, _Answer]:
     """`known` are the objects that ranks have sent; it is added to."""
     adapters.warn_of_versions()
     holders = adapters.Holders()
     if subject.opaque is None:
         subject = replace(subject, opaque=frozenset(by_operator()))
-    answers: dict[_Take, _Answer] = {}
+    answers: dict[Take, _Answer] = {}
     pending = takes
     while pending:
         tasks = [_task(subject, take, holders, known, use_cache) for take in pending]
-        failures: dict[_Take, GraphGuardError] = {}
+        failures: dict[Take, GraphGuardError] = {}
         for position, result in run_isolated(tasks, workers):
             take = pending[position]
             if isinstance(result, GraphGuardError):
@@ -183,7 +183,7 @@ def _capture_all(
     return answers
 
 
-def _never_sent(answers: dict[_Take, _Answer], stuck: list[str]) -> GraphGuardError:
+def _never_sent(answers: dict[Take, _Answer], stuck: list[str]) -> GraphGuardError:
     """Ranks wait for objects: a fault of the communication until then, if it does not fit together."""
     text = f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends"
     graphs = {
@@ -193,7 +193,7 @@ def _never_sent(answers: dict[_Take, _Answer], stuck: list[str]) -> GraphGuardEr
     return MismatchError(text, findings[0]) if findings else CaptureError(text)
 
 
-def _first_said(failures: dict[_Take, GraphGuardError], answers: dict[_Take, _Answer], takes: list[_Take]) -> GraphGuardError:
+def _first_said(failures: dict[Take, GraphGuardError], answers: dict[Take, _Answer], takes: list[Take]) -> GraphGuardError:
     """What went wrong first: an exception, or communication before it that does not fit together."""
     error = next(failures[take] for take in takes if take in failures)
     graphs: dict[int, Graph] = {}
@@ -229,7 +229,7 @@ def _title(rank: int | None) -> str:
     return "the sequential program" if rank is None else f"rank {rank}"
 
 
-def _task(subject: Subject, take: _Take, holders: adapters.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
+def _task(subject: Subject, take: Take, holders: adapters.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
     rank = take.rank
 
     def task() -> bytes:
@@ -373,9 +373,9 @@ def _program_error(error: BaseException, who: str) -> ProgramError:
     return ProgramError(f"{who} raised {type(error).__name__}{where}: {text}", frames)
 
 
-def _difference(rank: int | None, answers: dict[_Take, _Answer]) -> str:
+def _difference(rank: int | None, answers: dict[Take, _Answer]) -> str:
     """Where two captures of one program part, and what it asked for that differs between processes."""
-    one, other = answers[_Take(rank)], answers[_Take(rank, 1)]
+    one, other = answers[Take(rank)], answers[Take(rank, 1)]
     pairs = list(zip(one.graphs, other.graphs, strict=True))
     a, b = next((pair for pair in pairs if graph_json.dumps(pair[0]) != graph_json.dumps(pair[1])), pairs[-1])
     asked = {**other.asked, **one.asked}
