@@ -24,6 +24,7 @@ CLASSES = {
     "c": "complex numbers",
     "w": "whole numbers",  # of 32 or 64 bits, with a sign: they are taken not to overflow
     "n": "narrow whole numbers",  # all others, which do
+    "m": "narrow whole numbers of another dtype",  # than those before
     "b": "booleans",
     "r": "a float that is no tensor",
 }
@@ -65,19 +66,25 @@ def signature(operator: str, node: Node, called: str) -> str:
     form = ""
     if called != operator:
         form = "each:" if "._foreach_" in called else "out:" if written & node.kwargs.keys() else "in:"
-    results = "".join(map(class_of, (tensor.dtype for tensor in node.outputs)))
-    operands = "".join(_classes((*node.args, *kwargs)))
+    narrow: list[str] = []
+    operands = "".join(_classes((*node.args, *kwargs), narrow))
+    results = "".join(_classes(node.outputs, narrow))
     if set(results) == {"f"} and "f" in operands:  # computed as floats: one number is as good as another
         operands = operands.replace("r", "")
     return f"{form}{_once(operands)}>{_once(results)}"
 
 
-def _classes(args: Iterable[Any]) -> Iterator[str]:
+def _classes(args: Iterable[Any], narrow: list[str]) -> Iterator[str]:
+    """`narrow` collects dtypes of few bits: a second one is another class, as numbers of one do not fit the other."""
     for arg in args:
         if type(arg) is Tensor:
-            yield class_of(arg.dtype)
+            kind = class_of(arg.dtype)
+            if kind == "n":
+                narrow.append(arg.dtype)
+            other = narrow and arg.dtype != narrow[0] and (kind == "n" or (kind == "w" and not arg.shape))
+            yield "m" if other else kind  # one whole number is cast to the few bits of what it is beside
         elif type(arg) is tuple:
-            yield from _classes(arg)
+            yield from _classes(arg, narrow)
         elif type(arg) is float:
             yield "r"
 

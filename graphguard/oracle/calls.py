@@ -169,8 +169,10 @@ def _declare(table: Table, values: Mapping[Tensor, Value], tensors: Mapping[Tens
 
 
 def _is_assumed(table: Table, values: Mapping[Tensor, Value], tensors: Mapping[Tensor, torch.Tensor]) -> bool:
-    """Whether integers lie where the description takes them to lie, such as inside of what they index."""
+    """Whether integers lie where the description takes them to lie, such as inside of what they index, and are exact here."""
     for tensor, held in tensors.items():
+        if held.numel() and not held.is_complex() and bool((held.double().abs() >= MOST[torch.int32]).any()):
+            return False
         for term in values[tensor].terms:
             known = table.bounds.get(term.factors[0].atom.id)
             if known is not None and held.numel() and not known[0] <= int(held.min()) <= int(held.max()) < known[1]:

@@ -26,7 +26,6 @@ from graphguard.oracle.calls import Call, called, examined
 from graphguard.oracle.replay import run
 from graphguard.oracle.samples import SAMPLES, Sample
 
-Tensor = torch.Tensor
 MOST_TENSORS = 3  # that are given classes independently of each other
 MOST_CALLS = 4  # of one row, of which all forms are tried
 HEAD = """# For which dtypes each lemma was compared with torch: `wf>f` are whole numbers and floats that give floats.
@@ -58,12 +57,16 @@ class Coverage:
             counts[signature] = counts.get(signature, 0) + count
 
     def covered(self) -> dict[str, list[str]]:
-        """What was right each time. What is wrong of an operator is wrong of its other forms: they met fewer numbers."""
-        return {
-            row: kept
-            for row, counts in sorted(self.right.items())
-            if (kept := sorted(each for each in counts if self.wrong.get(row, {}).keys().isdisjoint((each, _plain(each)))))
-        }
+        """What was right each time. Other forms of an operator met fewer numbers: they may give what it gives by itself, unless
+        it is never called by itself."""
+        result = {}
+        for row, counts in sorted(self.right.items()):
+            right = {each for each in counts if self.wrong.get(row, {}).keys().isdisjoint((each, _plain(each)))}
+            alone = {each for each in right if _plain(each) == each}
+            kept = {each for each in right if not alone or _plain(each) in alone}
+            if kept:
+                result[row] = sorted(kept)
+        return result
 
     def text(self) -> str:
         return HEAD + "".join(f"{row} {' '.join(kept)}\n" for row, kept in self.covered().items())
@@ -78,7 +81,7 @@ _NARROW = {torch.uint8: (0, 1, 2, 127, 128, 200, 255), torch.int8: (-128, -127, 
 _WHOLE = (-40, -7, -2, -1, 0, 1, 2, 3, 40)
 
 
-def _edges(numbers: Sequence[int], shape: Sequence[int], dtype: torch.dtype, dice: random.Random) -> Tensor:
+def _edges(numbers: Sequence[int], shape: Sequence[int], dtype: torch.dtype, dice: random.Random) -> torch.Tensor:
     """All of the numbers, as far as there is room."""
     count = torch.Size(shape).numel()
     drawn = [*dice.sample(numbers, len(numbers)), *dice.choices(numbers, k=count)][:count]
@@ -86,7 +89,7 @@ def _edges(numbers: Sequence[int], shape: Sequence[int], dtype: torch.dtype, dic
     return torch.tensor(drawn, dtype=dtype).reshape(tuple(shape))
 
 
-def in_class(tensor: Tensor, kind: str, turn: int, dice: random.Random) -> Tensor:
+def in_class(tensor: torch.Tensor, kind: str, turn: int, dice: random.Random) -> torch.Tensor:
     """A tensor like another one in a class of dtypes. What was whole keeps its numbers: they may be positions."""
     if tensor.is_complex():
         return tensor
@@ -140,15 +143,15 @@ def forms(call: Call) -> Iterator[Call]:
     """The call in place, into tensors of all classes, and of lists."""
     namespace, name, variant = call.operator.split(".")
     in_place = f"{namespace}.{name}_.{variant}"
-    if call.args and isinstance(call.args[0], Tensor) and _is_known(in_place):
+    if call.args and isinstance(call.args[0], torch.Tensor) and _is_known(in_place):
         yield Call(in_place, (_as_large_as_the_result(call), *call.args[1:]), call.kwargs)
     yield from _outs(call)
     yield from _lists(call)
 
 
-def _as_large_as_the_result(call: Call) -> Tensor:
+def _as_large_as_the_result(call: Call) -> torch.Tensor:
     """The first tensor, repeated where it is broadcast: in place, nothing else will do."""
-    first: Tensor = call.args[0]
+    first: torch.Tensor = call.args[0]
     try:
         return first.expand(overload(call.operator)(*call.args, **call.kwargs).shape).clone()
     except Exception:  # whatever it does not take
@@ -239,7 +242,7 @@ def sample_calls(samples: Iterable[Sample]) -> Iterator[Call]:
 
 
 def spec(arg: Any) -> Any:
-    if isinstance(arg, Tensor):
+    if isinstance(arg, torch.Tensor):
         return tuple(arg.shape), arg.dtype
     return [spec(each) for each in arg] if isinstance(arg, (list, tuple)) else arg
 

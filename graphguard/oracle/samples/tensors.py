@@ -306,6 +306,7 @@ sample(
     ),
     x=X(6, 4),
 )
+sample("hardtanh_inside_of_one", lambda x: (F.hardtanh(x, -0.5, 0.5), F.hardtanh(x, 0.25, 2.5)), x=X(6, 4))
 ALL_DTYPES = (f32, torch.float64, bf16, i64, torch.int32, u8, torch.int8, torch.bool)
 sample(
     "made_in_dtypes",
