@@ -20,6 +20,7 @@ from graphguard.fuzz.program import Given, Graphs, Program, graphs_of
 from graphguard.ir import Node
 from graphguard.mutate.specimen import as_stated, overflows
 from graphguard.oracle.claims import audit_claims
+from graphguard.oracle.indexed import lie_inside
 from graphguard.oracle.replay import Run, run, run_joint
 
 Tensors = dict[str, torch.Tensor]
@@ -67,7 +68,7 @@ def looked_at(program: Program) -> Result:
     for number in range(TRIALS):
         inputs = _inputs(program, number)
         alone = _alone(graphs, inputs)
-        if alone is not None:
+        if alone is not None and _are_assumed(found, inputs):
             result.trials += 1
             _compare(result, program, graphs, found, proof, alone, inputs)
     return result
@@ -88,6 +89,13 @@ def _compare(
     _compare_claims(result, graphs, found, states, inputs, defined or not _needs_more(found))
     for path in proof.relations if defined else proof.unconditional:
         _compare_output(result, program, graphs, proof.relations[path], states, alone, inputs)
+
+
+def _are_assumed(found: Interpretation, inputs: Tensors) -> bool:
+    """Whether whole numbers lie where the report says that they are taken to lie."""
+    known = found.table.facts.ranges()
+    atoms = {str(key): atom.id for (kind, key), atom in found.table.atoms() if kind == "input"}
+    return all(lie_inside(tensor, known[atoms[name]]) for name, tensor in inputs.items() if atoms.get(name) in known)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from graphguard.ir import Arg, Node
 from graphguard.ir import Value as Tensor
 from graphguard.lemmas import registry
 from graphguard.lemmas.dtypes import signature
+from graphguard.oracle.indexed import lie_inside
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 2e-3}
 COARSE = 0.05  # for floats of fewer bits
@@ -165,7 +166,7 @@ def _declare(table: Table, values: Mapping[Tensor, Value], tensors: Mapping[Tens
             if held.dtype == torch.bool:
                 atom.indicator = atom.nonnegative = True
             elif not (held.is_floating_point() or held.is_complex()) and held.numel():
-                table.declare(atom, int(held.min()), int(held.max()) + 1)
+                table.facts.declare(atom, int(held.min()), int(held.max()) + 1)
 
 
 def _is_assumed(table: Table, values: Mapping[Tensor, Value], tensors: Mapping[Tensor, torch.Tensor]) -> bool:
@@ -174,8 +175,8 @@ def _is_assumed(table: Table, values: Mapping[Tensor, Value], tensors: Mapping[T
         if held.numel() and not held.is_complex() and bool((held.double().abs() >= MOST[torch.int32]).any()):
             return False
         for term in values[tensor].terms:
-            known = table.bounds.get(term.factors[0].atom.id)
-            if known is not None and held.numel() and not known[0] <= int(held.min()) <= int(held.max()) < known[1]:
+            known = table.facts.ranges().get(term.factors[0].atom.id)
+            if known is not None and held.numel() and not lie_inside(held, known):
                 return False
     return True
 

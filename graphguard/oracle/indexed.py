@@ -133,6 +133,16 @@ def parts_of(ranges: Ranges) -> tuple[Part, ...]:
     return tuple(Part(tuple(slice(r.first, r.last + 1, r.step) for r in box), numbers) for box, numbers in known if numbers)
 
 
+def lie_inside(tensor: torch.Tensor, ranges: Ranges) -> bool:
+    """Whether all elements are among the numbers that they are declared or taken to be."""
+    boxes = [(box, numbers) for numbers, places in ranges.inferred.items() for box in places.boxes]
+    parts = [(tensor[tuple(slice(r.first, r.last + 1, r.step) for r in box)], numbers) for box, numbers in boxes]
+    parts += [] if ranges.declared is None else [(tensor, ranges.declared)]
+    return all(
+        bool(torch.stack([(part >= low) & (part < high) for low, high in numbers]).any(0).all()) for part, numbers in parts
+    )
+
+
 def _meeting(a: _Box, b: _Box) -> _Box | None:
     runs = [Run(max(x.first, y.first), min(x.last, y.last)) for x, y in zip(a, b, strict=True)]
     plain = all(run.step == 1 for run in (*a, *b))
