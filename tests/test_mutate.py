@@ -70,6 +70,7 @@ SLICE = [
     ("norms", "norms-rms-hand-hidden-2"),
     ("data", "data-hierarchical-scatter-2"),
     ("published", "published-padded-behind-7-on-2"),
+    ("forms", "forms-mean-count-dp2"),
 ]
 
 
@@ -175,7 +176,7 @@ def test_a_layout_by_code_is_compared_too():
     inputs = {"x": gg.Input((4, 3), local=mine)}
     made = specimen("rows", job_of(rows, rows, mesh={"dp": 2}, inputs=inputs, outputs={"out": mine}))
     mutants, _ = campaign.Herd(made, 0).some(10, 0)
-    assert {outcome.difference for outcome in mutants} == {"out differs"}
+    assert {outcome.difference.split(":")[0] for outcome in mutants} == {"out differs"}
     assert not any(outcome.proved for outcome in mutants)
 
 

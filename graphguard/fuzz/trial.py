@@ -18,9 +18,10 @@ from graphguard.errors import GraphGuardError, ReplayError
 from graphguard.expectation import Expectation
 from graphguard.fuzz.program import Given, Graphs, Program, graphs_of
 from graphguard.ir import Node
-from graphguard.mutate.specimen import as_stated, overflows
+from graphguard.mutate.specimen import as_stated
 from graphguard.oracle.claims import audit_claims
 from graphguard.oracle.indexed import lie_inside
+from graphguard.oracle.overflow import overflows
 from graphguard.oracle.replay import Run, run, run_joint
 
 Tensors = dict[str, torch.Tensor]
@@ -159,7 +160,10 @@ def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Te
         alone, ranks = noisy
         plain = run(graphs.sequential, inputs, wide=True) if wrong.rank is None else states[wrong.rank]
         shaken = alone if wrong.rank is None else ranks[wrong.rank]
-        if _distance(plain.values[wrong.tensor], shaken.values[wrong.tensor]) > 0.01 * wrong.difference:
+        before, after = plain.values[wrong.tensor], shaken.values[wrong.tensor]
+        if wrong.undefined and not torch.isfinite(before).equal(torch.isfinite(after)):
+            return True
+        if not wrong.undefined and _distance(before, after) > 0.01 * wrong.difference:
             return True
     return False
 

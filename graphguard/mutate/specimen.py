@@ -23,7 +23,8 @@ from graphguard.joint import Joint
 from graphguard.lemmas.user import by_operator
 from graphguard.oracle.claims import random_inputs
 from graphguard.oracle.judge import judge
-from graphguard.oracle.replay import Run, run, run_joint
+from graphguard.oracle.overflow import overflows
+from graphguard.oracle.replay import run, run_joint
 from graphguard.verdict import report_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Tensors = dict[str, torch.Tensor]
 _NUDGE, _OF_MOVED, _OF_LARGEST = 1e-13, 1e3, 1e-10
 _SCALES = (1.0, 1.0, 3.0, 0.25)  # of the inputs, one for each of the first trials
 _AWKWARD: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (  # what becomes of the inputs in those after them
-    torch.round,  # ties and zeros
+    lambda t: t.round() if t.is_floating_point() else t,  # ties and zeros
     lambda t: torch.zeros_like(t),
     lambda t: torch.full_like(t, 1 if t.is_floating_point() or t.dtype == torch.bool else _largest(t)),
     lambda t: -t.abs() if t.is_floating_point() else t,
@@ -86,12 +87,12 @@ class Specimen:
     def findings(self, joint: Joint, executed: bool, locate: bool = True) -> list[Finding]:
         """What a report says. Where the ranks compute something else, that takes an execution too."""
         proof = self.prove(joint, not executed, locate or not executed)
-        if (proof.proved and not proof.conditions) or not executed or not locate:
-            return proof.findings
-        graphs = (self.sequential, joint, self.relations)
-        proved = proof.unconditional
+        conditional = [Finding("relation-lost", f"the relation holds only where {each.text}") for each in proof.conditions]
+        if not executed or not locate or (proof.proved and not conditional):
+            return proof.findings or conditional
+        graphs, proved = (self.sequential, joint, self.relations), proof.unconditional
         judgement = judge(*graphs, self.expected, self.ranges, proved=proved, no_parts=proof.no_parts, small=False)
-        return report_of(proof, judgement, ()).findings
+        return report_of(proof, judgement, ()).findings or conditional
 
     def agrees(self, trial: Trial) -> bool:
         """Whether the program that verifies does there, too; else rounding decides, or nothing is defined there."""
@@ -103,6 +104,9 @@ class Specimen:
         further: on other trials, for what is not proved, either. A rank that never has the largest number, or a branch that
         is seldom taken, takes many.
         """
+        for path, expected in self.expected.items():
+            if expected.unmet(path, joint.graphs):
+                return f"{path} differs: a part of it is nowhere"
         agreed, skipped = False, None
         for trial in filter(self.agrees, map(self.draw, range(TRIALS, TRIALS + FURTHER))) if further else self.trials:
             try:
@@ -156,24 +160,6 @@ def specimen(name: str, job: Job) -> Specimen:
         raise InternalError(f"{name} is verified, but its ranks compute something else ({difference}); please report it")
     made.trials += filter(made.agrees, map(made.draw, range(len(_SCALES), TRIALS)))
     return made
-
-
-_EXPONENTIALS, _SMALLEST = {"exp", "exp2"}, 1e-290
-_PRODUCTS = {"mul", "pow", "prod", "mm", "bmm", "addmm", "dist"} | _EXPONENTIALS
-
-
-def overflows(state: Run) -> bool:
-    """Whether finite numbers become infinite, or an exponential nothing, only because floats end somewhere. A division by zero
-    is none of these."""
-    for node in state.graph.nodes:
-        name = node.op.split(".")[1 if node.op.startswith("aten.") else 0]
-        operands = [tensor for value in node.operands() if (tensor := state.values.get(value)) is not None]
-        if name not in _PRODUCTS or not all(torch.isfinite(each).all() for each in operands if each.is_floating_point()):
-            continue
-        for tensor in (state.values[value] for value in node.outputs if value in state.values):
-            if not torch.isfinite(tensor).all() or (name in _EXPONENTIALS and (tensor < _SMALLEST).any()):
-                return True
-    return False
 
 
 def _in_full(stated: Expectation | None, proof: Proof, path: str) -> Expectation:

@@ -25,13 +25,20 @@ def overflows(run: Run) -> bool:
         if not results or not all(map(_is_finite, operands)):
             continue
         name = node.op.split(".")[0 if node.communicates else 1]
-        ended = not all(map(_is_finite, results.values()))
+        ended = _ends(name, operands, list(results.values()))
         lost = any(value in vanished for value in node.operands())
         if ended and (lost or (name in _GROW and not _names_infinity(node))):
             return True
         if lost or (name in _EXPONENTIALS and _is_finite(operands[0])):
             vanished |= {value for value, tensor in results.items() if _has_nothing(tensor)}
     return False
+
+
+def _ends(name: str, operands: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
+    """Whether a result is not finite. Of a power that is no overflow where it is no real number, or one over zero."""
+    if name != "pow" or operands[0].shape != results[0].shape:
+        return not all(map(_is_finite, results))
+    return bool((torch.isinf(results[0]) & (operands[0] != 0)).any())
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
