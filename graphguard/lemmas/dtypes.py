@@ -32,6 +32,13 @@ _RANGES = {"int8": (-128, 127), "int16": (-32768, 32767), "uint8": (0, 255), "ui
            "uint32": (0, 2**32 - 1), "uint64": (0, 2**64 - 1)}  # fmt: skip
 
 
+# What these give may not fit into few bits. The audit meets some numbers only, and not -128 // -1.
+_COMPUTING = frozenset(
+    """abs add addbmm addcdiv addcmul addmm addmv addr baddbmm bmm convolution cumprod cumsum div dot floor_divide lerp linear
+    matmul mm mul mv neg outer pow prod rsub square sub sum trace""".split()
+)
+
+
 def class_of(dtype: str) -> str:
     if dtype.startswith(("float", "bfloat")):
         return "f"
@@ -91,6 +98,11 @@ def _classes(args: Iterable[Any], narrow: list[str]) -> Iterator[str]:
 
 def _once(classes: str) -> str:
     return "".join(each for each, _ in groupby(classes))
+
+
+def may_wrap(operator: str, signature: str) -> bool:
+    """Whether an operator computes a result that has few bits."""
+    return operator.split(".")[1] in _COMPUTING and not set(signature.rpartition(">")[2]).isdisjoint("nm")
 
 
 @cache

@@ -75,7 +75,7 @@ def make_undefined(site: Site) -> str | None:
     """What gives the result back, but not everywhere."""
     if not _makes_one(site) or not is_float(site.output):
         return None
-    before, form = _before(site), site.random.choice(("log", "divided", "root", "remainder", "inverse"))
+    before, form = _before(site), site.random.choice(("log", "divided", "root", "remainder", "logit"))
     shape = before.shape
     match form:
         case "log":
@@ -88,7 +88,7 @@ def make_undefined(site: Site) -> str | None:
             rest = site.call("aten.remainder.Tensor", before, before, shape=shape)
             site.give("aten.add.Tensor", before, site.call("aten.mul.Scalar", rest, 0, shape=shape))
         case _:
-            site.give("aten.reciprocal.default", site.call("aten.reciprocal.default", before, shape=shape))
+            site.give("aten.sigmoid.default", site.call("aten.logit.default", before, shape=shape))
     return f"the result of {site.node.op} by a {form} that is not defined everywhere"
 
 
