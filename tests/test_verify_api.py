@@ -128,7 +128,7 @@ def test_the_prover_is_given_graphs_relations_and_ranges(prover):
         "k": gg.Input((4,), dtype=torch.int64),
     }
     verify(lambda x, i, j, k: x, lambda x, i, j, k: x, inputs=inputs)
-    assert prover.ranges == {"x": (1, None), "i": (0, 10), "j": (None, 5)}
+    assert prover.ranges == {"x": (0.5, 2), "i": (0, 10), "j": (None, 5)}
     assert list(prover.sequential.inputs) == list(inputs) and len(prover.joint.graphs) == len(prover.relations) == 2
     assert prover.expected == {}
 

@@ -60,7 +60,7 @@ class Wavering(Forgiving):
             return results
         operands = [tensor for value in node.operands() if is_real(tensor := lookup(value))]
         numbers = all(_is_plain(arg) for arg in (*node.args, *node.kwargs.values()))
-        elementwise = self.function(node.op)[1].elementwise
+        elementwise = self.function(node.op)[1].elementwise and not node.op.startswith("aten._foreach_")
         return [self._moved(result, operands, numbers, elementwise) if is_real(result) else result for result in results]
 
     def _decided(self, result: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
