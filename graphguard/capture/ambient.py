@@ -39,6 +39,7 @@ ORIGINALS: tuple[Any, ...] = (*_CLOCKS, *_CLOCKS_NS, *_BROKEN_DOWN, *_PROCESS, *
 _LATER = 98_765_432.1  # seconds; about three years
 _STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, sysconfig.get_paths()["platstdlib"] + os.sep, "<", __file__,
              order.__file__)  # fmt: skip
+_INSTALLED = "-packages" + os.sep  # below the second of them, in a virtual environment
 _LIBRARIES = (os.path.dirname(graphguard.__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep)
 _python_state, _numpy_state = random.getstate, np.random.get_state  # replaced below
 _python: Any = random.random.__self__  # type: ignore[attr-defined] # whose methods are the functions of the module
@@ -165,7 +166,7 @@ class Ambient:
         plain_id, plain_hash = builtins.id, builtins.hash
 
         def noted_id(item: Any) -> int:
-            if not sys._getframe(1).f_code.co_filename.startswith((*_LIBRARIES, *_STANDARD)):
+            if not _is_of_others(sys._getframe(1).f_code.co_filename):
                 self._note("id", 2)
             return plain_id(item)
 
@@ -181,11 +182,19 @@ class Ambient:
 def nearest_of_user(depth: int = 1) -> Source | None:
     """The line that called the standard library; None if that is a library too."""
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code.co_filename.startswith(_STANDARD):
+    while frame is not None and _is_standard(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_LIBRARIES) or "-packages" in frame.f_code.co_filename:
+    if frame is None or _is_of_others(frame.f_code.co_filename):
         return None
     return Source(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith(_STANDARD) and _INSTALLED not in file
+
+
+def _is_of_others(file: str) -> bool:
+    return _INSTALLED in file or file.startswith((*_LIBRARIES, *_STANDARD))
 
 
 def _state(what: str) -> object:

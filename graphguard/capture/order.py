@@ -18,6 +18,8 @@ _SETS = (set, frozenset)
 _PLAIN = (int, float, bool, complex, torch.device)  # their hashes are the same in every process
 _Iterate = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
 _PROBE = frozenset({"a", "b", "c"})
+_OF_OBJECTS: Any = object.__hash__
+_address = id  # a capture replaces it by one that is noted
 _kept: list[object] = []  # what a slot points to must live as long as the process
 
 
@@ -35,7 +37,10 @@ def follow_orders(reverse: bool, note: Callable[[], object]) -> bool:
             return found  # type: ignore[no-any-return]
         if elements is not _PROBE:
             note()
-        return reversed(list(found)) if reverse else found  # type: ignore[no-any-return]
+        order = list(found)
+        if all(type(element).__hash__ is _OF_OBJECTS for element in order):
+            order.sort(key=_address)  # two captures have other addresses, but mostly in the same order
+        return reversed(order) if reverse else iter(order)
 
     replacement = _Iterate(iterate)
     _kept.append(replacement)

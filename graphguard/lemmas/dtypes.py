@@ -33,10 +33,11 @@ _RANGES = {"int8": (-128, 127), "int16": (-32768, 32767), "uint8": (0, 255), "ui
 
 
 # What these give may not fit into few bits. The audit meets some numbers only, and not -128 // -1.
-_COMPUTING = frozenset(
-    """abs add addbmm addcdiv addcmul addmm addmv addr baddbmm bmm convolution cumprod cumsum div dot floor_divide lerp linear
-    matmul mm mul mv neg outer pow prod rsub square sub sum trace""".split()
-)
+_COMPUTING = {
+    "abs", "add", "addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "baddbmm", "bmm", "convolution", "cumprod",
+    "cumsum", "div", "dot", "floor_divide", "lerp", "linear", "matmul", "mm", "mul", "mv", "neg", "outer", "pow", "prod",
+    "rsub", "square", "sub", "sum", "trace",
+}  # fmt: skip
 
 
 def class_of(dtype: str) -> str:

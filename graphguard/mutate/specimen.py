@@ -113,13 +113,13 @@ class Specimen:
                 states = run_joint(joint, trial.local, wide=True)
             except ReplayError as error:
                 return f"it does not run: {error}"
-            path = self._differing(trial, [state.outputs() for state in states])
-            if path is None:
+            differing = self._differing(trial, [state.outputs() for state in states])
+            if differing is None:
                 agreed = True
             elif any(map(overflows, states)):
-                skipped = path  # a proof is of numbers that have room
+                skipped = differing  # a proof is of numbers that have room
             else:
-                return f"{path} differs"
+                return f"{differing} differs"
         return None if agreed or skipped is None else f"{skipped} differs"
 
     def _differing(self, trial: Trial, held: Sequence[Mapping[str, torch.Tensor | None]]) -> str | None:

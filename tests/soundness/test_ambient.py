@@ -50,7 +50,7 @@ SOURCES = {
     "popped of a set": lambda: float(sum(map(ord, set(NAMES).pop()))),
     "keys of a set": lambda: float(sum(map(ord, next(iter(dict.fromkeys(NAMES)))))),
     "difference of keys": lambda: float(sum(map(ord, next(iter(dict.fromkeys("abcd").keys() - {"a"}))))),
-    "set of objects": lambda: float(next(iter({Key(1), Key(2), Key(3)})).number),
+    "set of objects": lambda: float("".join(str(key.number) for key in {Key(number) for number in range(1, 8)})),
 }
 
 
