@@ -9,7 +9,7 @@ CAPTURES := $(addprefix tests/test_,sequential.py aliasing.py collectives.py)
 # Of these, `make test` runs a part.
 SAMPLED := $(addprefix tests/test_,cases.py gallery.py libraries.py real_libraries.py)
 
-.PHONY: demo test test-all lint docs bench campaign clean
+.PHONY: demo test test-all lint docs bench campaign random clean
 
 demo: $(STAMP)
 	$(BIN)/graphguard demo
@@ -39,6 +39,10 @@ bench: $(STAMP)
 # 20,000 mutants and 2,000 rewrites of the proof cases, judged by execution and by the prover: about an hour on two cores.
 campaign: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m graphguard.mutate.campaign --jobs 2 --locate-every 25 --write docs/campaign.md
+
+# 20,000 random programs, every claim about every tensor of them compared: about half an hour on one core.
+random: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m graphguard.fuzz.campaign --jobs 2 --write docs/random.md
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
