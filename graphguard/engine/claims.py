@@ -24,7 +24,7 @@ class Wrong:
     """A tensor that is not what its description says. `rank` is None for the sequential program.
 
     rounded: what it is made from is only nearly what its descriptions say, so that rounding may be all there is to it.
-    undefined: it holds nan or an infinity there.
+    undefined: it holds nan or an infinity there. said_undefined: its description does.
     """
 
     tensor: Tensor
@@ -34,6 +34,7 @@ class Wrong:
     reason: str
     rounded: bool = False
     undefined: bool = False
+    said_undefined: bool = False
 
     def __str__(self) -> str:
         where = "sequential" if self.rank is None else f"rank {self.rank}"
@@ -112,8 +113,8 @@ class _Auditor:
             place = np.unravel_index(int(difference.argmax()), difference.shape)
             reason = f"{held[place]:.9g} at {tuple(map(int, place))} is described as {said[place]:.9g}"
             rounded = node is not None and any(operand not in self.exact for operand in node.operands())
-            undefined = not bool(np.isfinite(held[place]))
-            self.result.wrong.append(Wrong(tensor, node, rank, float(difference.max()), reason, rounded, undefined))
+            undefined = [not bool(np.isfinite(each[place])) for each in (held, said)]
+            self.result.wrong.append(Wrong(tensor, node, rank, float(difference.max()), reason, rounded, *undefined))
 
 
 def _difference(a: Array, b: Array) -> Array:

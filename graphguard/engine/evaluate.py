@@ -239,9 +239,13 @@ class Evaluator:
         grid = _grid({v: np.arange(*spans[v]) for v in order})
         positions = [_position(index, grid, lane) for index in factor.at]
         sizes = [spans[v][1] - spans[v][0] for v in order]
+        if math.prod(sizes) != elements[box].size:
+            return  # it is malformed, which is said where it is evaluated
         self._note(factor.atom, [np.broadcast_to(p, sizes) for p in positions], np.reshape(elements[box] / scale, sizes))
 
     def _note(self, atom: Atom, positions: list[Array], elements: Array) -> None:
+        if not positions:  # one number, which all elements are
+            elements = elements.reshape(-1)[0]
         low, high = _hull(positions)
         box = self._learnt.get(atom.id)
         if box is None or not box.holds(low, high):

@@ -27,6 +27,7 @@ from graphguard.oracle.replay import Run, run, run_joint
 Tensors = dict[str, torch.Tensor]
 TRIALS = 8
 _NOISE, _SHAKES, _SHORT = 1e-13, 3, 30  # relative; how often; numbers of so many bits are taken to be exact
+_LARGE = 30  # a number of which an exponential, in a power, may be too much for what evaluates descriptions
 _NEAR = 1e-6  # relative to the largest element
 
 
@@ -116,7 +117,8 @@ def _compare_claims(
     audit = audit_claims(found, graphs.sequential, graphs.joint, graphs.relations, inputs)
     result.compared += audit.compared
     result.undescribed += audit.undescribed
-    wrong = [each for each in audit.wrong if each.rank is None or of_ranks]
+    large = any(float(tensor.double().abs().max()) > _LARGE for tensor in inputs.values() if tensor.numel())
+    wrong = [each for each in audit.wrong if (each.rank is None or of_ranks) and not (large and each.said_undefined)]
     first = _first(wrong)
     if first is None:
         return
@@ -143,13 +145,12 @@ class _Noisy(Kernels):
 
     def _shaken(self, tensor: torch.Tensor) -> torch.Tensor:
         noise = torch.randn(tensor.shape, generator=self.generator, dtype=torch.float64)
-        mantissa = torch.frexp(tensor)[0] * 2.0**_SHORT
-        return torch.where(mantissa == mantissa.round(), tensor, tensor * (1 + _NOISE * noise) + 1e-300 * noise)
+        return torch.where(_is_short(tensor), tensor, tensor * (1 + _NOISE * noise) + 1e-300 * noise)
 
 
 def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Tensors) -> bool:
     """Whether noise in all results moves the tensor about as far as it is from what is said of it."""
-    if wrong.rank is not None and _are_nearly_equal(wrong, states[wrong.rank]):
+    if _turns(wrong, run(graphs.sequential, inputs, wide=True) if wrong.rank is None else states[wrong.rank]):
         return True
     if not wrong.rounded:
         return False
@@ -168,12 +169,36 @@ def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Te
     return False
 
 
-def _are_nearly_equal(wrong: Wrong, state: Run) -> bool:
-    """Whether an operation asks if two numbers are equal that are so but for rounding."""
-    if wrong.node is None or wrong.node.op not in ("aten.eq.Tensor", "aten.ne.Tensor"):
+_COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
+_STEP = {"floor", "ceil", "round", "trunc", "frac", "sign", "sgn", "any", "all", "count_nonzero", "_to_copy", "copy", "sum"}
+_DIVIDE = {"div", "floor_divide", "remainder", "fmod"}
+
+
+def _turns(wrong: Wrong, state: Run) -> bool:
+    """Whether an operation turns where its operands are, but for rounding: numbers that are next to each other, or to a whole
+    one. In a run of short numbers alone nothing is rounded."""
+    if wrong.node is None or all(bool(_is_short(each).all()) for each in state.values.values() if each.is_floating_point()):
         return False
-    first, second = (state.values[operand].double() for operand in wrong.node.operands())
-    return bool(((first != second) & ((first - second).abs() < _NEAR)).any())
+    operands = [state.values[operand].double() for operand in wrong.node.operands()]
+    operands += [torch.tensor(float(arg)) for arg in wrong.node.args if isinstance(arg, (int, float))]
+    name = wrong.node.op.split(".")[1].removesuffix("_")
+    if name in _STEP:
+        return _are_near(operands[0], operands[0].round())
+    if name in _COMPARE:
+        return _are_near(operands[0], operands[1])
+    if name in _DIVIDE and len(operands) > 1:
+        quotient = operands[0] / operands[1]
+        return _are_near(quotient, quotient.round())
+    return False
+
+
+def _are_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(((one - other).abs() <= _NEAR * other.abs().clamp(min=1)).any())
+
+
+def _is_short(tensor: torch.Tensor) -> torch.Tensor:
+    mantissa = torch.frexp(tensor)[0] * 2.0**_SHORT
+    return mantissa == mantissa.round()
 
 
 def _noisy(graphs: Graphs, inputs: Tensors, seed: int) -> tuple[Run, list[Run]] | None:

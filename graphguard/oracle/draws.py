@@ -11,7 +11,7 @@ import torch
 
 from graphguard.aten.operators import DTYPES
 from graphguard.ir import Graph, Value
-from graphguard.oracle.mixture import OF_REALS, OF_TRUTH, OF_WHOLE, mixed, mixed_truth, mixed_whole
+from graphguard.oracle.mixture import OF_REALS, OF_TRUTH, OF_WHOLE, PEAKS, mixed, mixed_truth, mixed_whole
 
 Bound = float | int | None
 Ranges = Mapping[str, tuple[Bound, Bound]]
@@ -32,6 +32,7 @@ class Regime(NamedTuple):
     mixture: int | None = None
 
 
+FIRST_PEAK = 10  # the number of the first mixture with a peak
 REGIMES = (Regime(1.0), Regime(1.0, mixture=0), Regime(1.0, positive=True), Regime(0.25), Regime(3.0))
 
 
@@ -171,9 +172,11 @@ def _draw(value: Value, bounds: tuple[Bound, Bound], regime: Regime, place: int,
 
 
 def _kind(value: Value, mixture: int, place: int) -> str:
-    """The first mixture has some of each; in the others the inputs take turns."""
+    """The first mixture has some of each; in the others the inputs take turns. In the last ones all floats have a peak."""
     if mixture == 0:
         return "rows"
+    if mixture >= FIRST_PEAK and not (value.dtype == "bool" or _is_whole(value)):
+        return PEAKS[mixture - FIRST_PEAK]
     kinds = OF_TRUTH if value.dtype == "bool" else OF_WHOLE if _is_whole(value) else OF_REALS
     return kinds[(mixture + place) % len(kinds)]
 

@@ -43,6 +43,7 @@ _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))
 _OTHERS = (  # where there is no proof and no difference: clips may be inactive, and ties or zeros may matter
     *(Regime(1.0, mixture=number) for number in range(1, 5)),
     *(Regime(8.0), Regime(0.125), Regime(64.0), Regime(1.0, positive=True, mixture=6)),
+    *(Regime(1.0, mixture=draws.FIRST_PEAK + number) for number in range(4)),  # of which rank the largest number is
 )
 _SECONDS_TO_SHRINK, _PER_RUN = 0.25, 5e-3  # a counterexample, as estimated, and what any run takes
 _MOST_HINTS = 16  # outputs that are looked at for what was meant

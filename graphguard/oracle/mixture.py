@@ -11,6 +11,7 @@ import torch
 
 # What one input may be in a mixture: "rows" is some of each, along its first dim.
 OF_REALS = ("rows", "few", "zero", "one-hot", "equal", "ends")
+PEAKS = ("peak0", "peak1", "peak2", "peak3")
 OF_WHOLE = ("rows", "each", "ends", "equal", "few")
 OF_TRUTH = ("rows", "true", "one-hot", "false")
 
@@ -48,6 +49,9 @@ def mixed(
         places = torch.randperm(count, generator=generator) if count != 1 else torch.randint(0, 6, (1,), generator=generator)
         for place, make in enumerate(kinds.values()):
             chosen = torch.where(places.reshape(rows) % len(kinds) == place, make(), chosen)
+    if kind.startswith("peak") and chosen.numel():  # one number is by far the largest: in the first quarter, the second, ...
+        place = (2 * int(kind[4:]) + 1) * chosen.numel() // 8
+        chosen = torch.where(torch.arange(chosen.numel()).reshape(shape) == place, 1 + 4 * chosen.abs().amax(), chosen)
     if low is not None:
         chosen = chosen.clamp(min=low)
     return chosen if high is None else chosen.clamp(max=high - 1e-6 * size)
