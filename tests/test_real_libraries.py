@@ -40,6 +40,7 @@ if os.environ.get("GRAPHGUARD_TEST_CASES") == "all":
         for file in sorted(FOLDER.glob("*.py"))
         for name in re.findall(r"@gg\.check\ndef (\w+)", file.read_text())
     ]
+FORWARD_ONLY = {"megatron_experts::output_of_the_layer"}
 # By fault: the kind of the first finding that locates it, the file and the words of the line.
 LOCATED = {
     "torch_tensor_parallel::row_parallel_without_a_reduction": (
@@ -184,7 +185,8 @@ def report_of(name):
 def test_a_library_is_proved_with_the_loss_and_every_gradient_or_parameter(name):
     report = report_of(name)
     assert report.verdict == "verified", report
-    assert "loss" in report.relation and any(path.startswith(("grads.", "after.")) for path in report.relation)
+    trained = "loss" in report.relation and any(path.startswith(("grads.", "after.")) for path in report.relation)
+    assert trained or name in FORWARD_ONLY
 
 
 @pytest.mark.parametrize("name", LOCATED)

@@ -20,13 +20,15 @@ ranks, and compares two verdicts on each changed program: that of the prover, an
 
 - A **mutant** has one fault: a collective that is dropped, duplicated, replaced, or run with another operation or group;
   shards, operands or offsets that are swapped or shifted; a number, a constant or an operator that is another one; an addend
-  that is left out; a value that is stale; an operation on the wrong side of a collective. Most are made on all ranks alike,
-  some on one.
+  that is left out; a value that is stale; an operation on the wrong side of a collective; an output that a rank does not
+  return, or returns at another path; another dtype, another range, another label that is ignored; a result that is not
+  defined everywhere. Most are made on all ranks alike, some on one.
 - A **rewrite** is a change that should not matter.
-- **Running** means: all ranks in lockstep in float64, on {trials} sets of random inputs, each output compared with the
-  sequential one under the relation that was proved before the change. The prover is held to the same relation. What is equal
-  on these and not proved is run on {further} more. A difference is not counted in a run in which floats overflow, if there
-  are others.
+- **Running** means: all ranks in lockstep in float64, on {trials} sets of inputs (random ones, whole numbers, zeros, all
+  equal, negative, one-hot), each output compared with the sequential one under the relation that was proved before the
+  change. The prover is held to the same relation; what it proves under a condition counts as not proved. What is equal on
+  these and not proved is run on {further} more. A difference is not counted in a run in which floats overflow, if there are
+  others.
 - *Caught*: different, and not verified. *UNSOUND*: different, but verified, a false proof; **there must be none**. *Equal,
   verified*: the change did no harm, and the prover sees it. *Equal, unproven*: the prover is too weak, or the numbers do not
   show the difference (a mask of -10000 in place of -20000, a branch that no input took). *Gave up*: equal, but the proof took
