@@ -209,6 +209,8 @@ def _name_of(function: Any, names: Mapping[str, Any] = MappingProxyType({})) -> 
     """Its own name, with that of its class; where its file knows it by another name alone, that one."""
     plain = _plain(function)
     own = str(getattr(plain, "__qualname__", None) or type(plain).__name__).rpartition("<locals>.")[2]
+    given = str(getattr(plain, "__name__", own))
+    own = own if own.rpartition(".")[2] == given else given  # another name that was given to it
     known = [name for name, value in names.items() if value is function]
     return known[0] if known and own not in known else own.replace("<lambda>", "lambda")
 

@@ -43,7 +43,7 @@ def _clamp(x: Any, low: Any, high: Any) -> Any:
 
 
 def _wrapped(x: Any, dtype: str) -> Any:
-    return np.asarray(x).astype(np.int64).astype(dtype).astype(float)
+    return np.asarray(whole(x)).astype(np.int64).astype(dtype).astype(float)
 
 
 def whole(x: Any) -> Any:
@@ -70,14 +70,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "inverse_or_zero": lambda x: np.where(x == 0, 0.0, 1 / np.where(x == 0, 1.0, x)),
     "abs": np.abs,
     "sign": np.sign,
-    "floor": np.floor,
-    "ceil": np.ceil,
+    "floor": lambda x: np.floor(whole(x)),
+    "ceil": lambda x: np.ceil(whole(x)),
     "round": np.round,
-    "trunc": np.trunc,
-    "frac": lambda x: x - np.trunc(x),
+    "trunc": lambda x: np.trunc(whole(x)),
+    "frac": lambda x: whole(x) - np.trunc(whole(x)),
     "wrapped": _wrapped,
     "narrowed": _wrapped,  # which is what the CPU does
-    "floor_divide": lambda a, b: np.floor(a / b),
+    "floor_divide": lambda a, b: np.floor(whole(a / b)),
     "remainder": np.mod,
     "fmod": np.fmod,
     "maximum": np.maximum,

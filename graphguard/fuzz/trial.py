@@ -27,6 +27,7 @@ from graphguard.oracle.replay import Run, run, run_joint
 Tensors = dict[str, torch.Tensor]
 TRIALS = 8
 _NOISE, _SHAKES, _SHORT = 1e-13, 3, 30  # relative; how often; numbers of so many bits are taken to be exact
+_SATURATED = 300
 _LARGE = 30  # a number of which an exponential, in a power, may be too much for what evaluates descriptions
 _NEAR = 1e-6  # relative to the largest element
 
@@ -149,19 +150,20 @@ class _Noisy(Kernels):
 
 
 def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Tensors) -> bool:
-    """Whether noise in all results moves the tensor about as far as it is from what is said of it."""
-    if _turns(wrong, run(graphs.sequential, inputs, wide=True) if wrong.rank is None else states[wrong.rank]):
-        return True
-    if not wrong.rounded:
+    """Whether noise in all results moves the tensor about as far as it is from what is said of it. In a run of short numbers
+    alone nothing is rounded."""
+    state = run(graphs.sequential, inputs, wide=True) if wrong.rank is None else states[wrong.rank]
+    if all(bool(_is_short(each).all()) for each in state.values.values() if each.is_floating_point()):
         return False
+    if _turns(wrong, state) or _is_saturated(wrong, state):
+        return True
     for seed in range(_SHAKES):
         noisy = _noisy(graphs, inputs, seed)
         if noisy is None:
             return True
         alone, ranks = noisy
-        plain = run(graphs.sequential, inputs, wide=True) if wrong.rank is None else states[wrong.rank]
         shaken = alone if wrong.rank is None else ranks[wrong.rank]
-        before, after = plain.values[wrong.tensor], shaken.values[wrong.tensor]
+        before, after = state.values[wrong.tensor], shaken.values[wrong.tensor]
         if wrong.undefined and not torch.isfinite(before).equal(torch.isfinite(after)):
             return True
         if not wrong.undefined and _distance(before, after) > 0.01 * wrong.difference:
@@ -176,8 +178,8 @@ _DIVIDE = {"div", "floor_divide", "remainder", "fmod"}
 
 def _turns(wrong: Wrong, state: Run) -> bool:
     """Whether an operation turns where its operands are, but for rounding: numbers that are next to each other, or to a whole
-    one. In a run of short numbers alone nothing is rounded."""
-    if wrong.node is None or all(bool(_is_short(each).all()) for each in state.values.values() if each.is_floating_point()):
+    one."""
+    if wrong.node is None:
         return False
     operands = [state.values[operand].double() for operand in wrong.node.operands()]
     operands += [torch.tensor(float(arg)) for arg in wrong.node.args if isinstance(arg, (int, float))]
@@ -190,6 +192,12 @@ def _turns(wrong: Wrong, state: Run) -> bool:
         quotient = operands[0] / operands[1]
         return _are_near(quotient, quotient.round())
     return False
+
+
+def _is_saturated(wrong: Wrong, state: Run) -> bool:
+    """Whether an exponential of what an operation is given is too much for what evaluates descriptions."""
+    operands = () if wrong.node is None else map(state.values.__getitem__, wrong.node.operands())
+    return any(each.is_floating_point() and bool((each.abs() > _SATURATED).any()) for each in operands)
 
 
 def _are_near(one: torch.Tensor, other: torch.Tensor) -> bool:

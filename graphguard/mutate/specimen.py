@@ -295,4 +295,5 @@ def _close(want: torch.Tensor | None, have: torch.Tensor, tolerance: float) -> b
         return False
     if not (want.is_floating_point() or want.is_complex()):
         return bool((want == have).all())
+    have = have.to(want.dtype)
     return bool((((have - want).abs() <= tolerance) | (have == want) | want.isnan()).all())
