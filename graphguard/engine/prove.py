@@ -164,9 +164,10 @@ class _Prover:
         ranges = [text for key, atom in sorted(inputs, key=lambda each: each[1].id) if atom.id in known
                   for text in known[atom.id].in_words(key, self.sequential.inputs[key].shape)]  # fmt: skip
         declared = [(key, atom) for key, atom in inputs if atom.nonnegative and not atom.indicator]
-        signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in known]
-        spans = [text for key, atom in inputs if atom.id in self.found.table.spans
-                 for text in self.found.table.spans[atom.id].in_words(key)]  # fmt: skip
+        stated = self.found.table.spans
+        told = known.keys() | stated.keys()
+        signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in told]
+        spans = [text for key, atom in inputs if atom.id in stated for text in stated[atom.id].in_words(key)]
         return [lemma.assumption for lemma in self.found.relied_on] + ranges + signs + spans + self.found.draws.assumptions
 
     def output_of_ranks(self, path: str) -> Held:

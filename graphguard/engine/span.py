@@ -27,9 +27,11 @@ class Span(NamedTuple):
     high_open: bool = False
 
     def in_words(self, name: str) -> list[str]:
-        """What is stated of an input beside its sign."""
-        low = [f"{name} >= {float(self.low):g}"] if -math.inf < self.low < 0 else []
-        return low + ([f"{name} < {float(self.high):g}"] if self.high < math.inf else [])
+        """What is stated of an input."""
+        low, high = (f"{float(end):g}" if math.isfinite(end) else None for end in (self.low, self.high))
+        if low is None or high is None:
+            return ([] if low is None else [f"{name} >= {low}"]) + ([] if high is None else [f"{name} < {high}"])
+        return [f"{low} <= {name} < {high}"]
 
     def within(self, outer: Span) -> bool:
         low = self.low > outer.low or (self.low == outer.low and (self.low_open or not outer.low_open))
