@@ -39,6 +39,11 @@ _COMPUTING = {
     "rsub", "square", "sub", "sum", "trace",
 }  # fmt: skip
 
+_PUTTING = {
+    "_index_put_impl", "_unsafe_index_put", "as_strided_scatter", "diagonal_scatter", "index_add", "index_copy", "index_fill",
+    "index_put", "masked_fill", "masked_scatter", "scatter", "scatter_add", "scatter_reduce", "select_scatter", "slice_scatter",
+}  # fmt: skip
+
 
 def class_of(dtype: str) -> str:
     if dtype.startswith(("float", "bfloat")):
@@ -101,9 +106,12 @@ def _once(classes: str) -> str:
     return "".join(each for each, _ in groupby(classes))
 
 
-def may_wrap(operator: str, signature: str) -> bool:
-    """Whether an operator computes a result that has few bits."""
-    return operator.split(".")[1] in _COMPUTING and not set(signature.rpartition(">")[2]).isdisjoint("nm")
+def may_lose(operator: str, signature: str) -> bool:
+    """Whether an operator may give other numbers than it computes, whatever the audit has met: few bits wrap around, and of
+    floats that are put among whole numbers a part is cut off."""
+    name, (before, _, after) = operator.split(".")[1], signature.rpartition(":")[2].partition(">")
+    wraps = name in _COMPUTING and not set(after).isdisjoint("nm")
+    return wraps or (name in _PUTTING and not set(before).isdisjoint("fr") and set(after).isdisjoint("fc"))
 
 
 @cache

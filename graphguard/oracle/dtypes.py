@@ -64,7 +64,7 @@ class Coverage:
             right = {each for each in counts if self.wrong.get(row, {}).keys().isdisjoint((each, _plain(each)))}
             alone = {each for each in right if _plain(each) == each}
             kept = {each for each in right if not alone or _plain(each) in alone}
-            kept = {each for each in kept if not dtypes.may_wrap(row, each)}
+            kept = {each for each in kept if not dtypes.may_lose(row, each)}
             if kept:
                 result[row] = sorted(kept)
         return result
