@@ -150,10 +150,12 @@ class _Noisy(Kernels):
 
 
 def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Tensors) -> bool:
-    """Whether noise in all results moves the tensor about as far as it is from what is said of it. In a run of short numbers
+    """Whether noise in all results moves the tensor about as far as it is from what is said of it. In runs of short numbers
     alone nothing is rounded."""
-    state = run(graphs.sequential, inputs, wide=True) if wrong.rank is None else states[wrong.rank]
-    if all(bool(_is_short(each).all()) for each in state.values.values() if each.is_floating_point()):
+    alone = run(graphs.sequential, inputs, wide=True)
+    state = alone if wrong.rank is None else states[wrong.rank]
+    floats = (tensor for each in (alone, *states) for tensor in each.values.values() if tensor.is_floating_point())
+    if all(bool(_is_short(each).all()) for each in floats):
         return False
     if _turns(wrong, state) or _is_saturated(wrong, state):
         return True
@@ -161,8 +163,7 @@ def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Te
         noisy = _noisy(graphs, inputs, seed)
         if noisy is None:
             return True
-        alone, ranks = noisy
-        shaken = alone if wrong.rank is None else ranks[wrong.rank]
+        shaken = noisy[0] if wrong.rank is None else noisy[1][wrong.rank]
         before, after = state.values[wrong.tensor], shaken.values[wrong.tensor]
         if wrong.undefined and not torch.isfinite(before).equal(torch.isfinite(after)):
             return True
