@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.ir import Node
+from graphguard.ir import Node, values_in
 from graphguard.ir import Value as Tensor
 
 FILE = "audited.txt"
@@ -79,7 +79,7 @@ def signature(operator: str, node: Node, called: str) -> str:
     form = ""
     if called != operator:
         form = "each:" if "._foreach_" in called else "out:" if written & node.kwargs.keys() else "in:"
-    narrow: list[str] = []
+    narrow = [tensor.dtype for tensor in values_in((*node.args, *kwargs)) if is_narrow(tensor.dtype)]
     operands = "".join(_classes((*node.args, *kwargs), narrow))
     results = "".join(_classes(node.outputs, narrow))
     if set(results) == {"f"} and "f" in operands:  # computed as floats: one number is as good as another

@@ -259,3 +259,11 @@ def test_a_definition_that_casts_as_its_operator_does_is_not_refused():
     assert {("float64",), ("float32",), ("bfloat16",), ("float16",)} <= lemma.dtypes
     with pytest.raises(UsageError, match="is refused: on operands of shape"):
         gg.lemma("gg_dtypes::norm", lambda x: plain(x) * 1.001)
+
+
+def test_one_whole_number_is_cast_to_the_few_bits_beside_it_wherever_it_stands():
+    """-2 is 254 there, which is not below 2."""
+    inputs = {"one": gg.Input((), dtype=torch.int64), "many": gg.Input((4,), dtype=torch.uint8)}
+    for wide, narrow in ((lambda a, b: a.expand(4) >= b, torch.ge), (lambda a, b: b < a.expand(4), lambda a, b: b < a)):
+        report = gg.verify(lambda one, many: wide(one, many.long()), lambda one, many: narrow(one, many), mesh=2, inputs=inputs)
+        assert report.verdict == "refuted"
