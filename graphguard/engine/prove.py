@@ -16,6 +16,7 @@ from graphguard.engine.classes import streams as classes_of
 from graphguard.engine.conditions import conditions_of
 from graphguard.engine.draws import matched
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
+from graphguard.engine.labels import may_be_ignored
 from graphguard.engine.lane import at_lane
 from graphguard.engine.law import law_at
 from graphguard.engine.listing import Lister, telling
@@ -92,6 +93,7 @@ def interpret(
 ) -> Interpretation:
     """Descriptions of all tensors of both programs."""
     table = Table()
+    table.ignores_by_default = may_be_ignored(joint.graphs)
     interpreter = Interpreter(table, lemmas)
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
     for name, value in inputs.items():

@@ -143,6 +143,7 @@ class Table:
         self.written = 0  # terms written out so far
         self.folding = True  # off while sums are written out
         self.recording = True  # while the sequential program is described
+        self.ignores_by_default = True  # whether a label may be the one that losses leave out by default
         self.exposed = True  # whether what is undefined in the result of the operation that is described is seen in an output
 
     # ------------------------------------------------------------------ atoms

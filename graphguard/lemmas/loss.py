@@ -9,6 +9,7 @@ import numpy as np
 
 from graphguard.engine.function import is_constant
 from graphguard.engine.grid import in_cells
+from graphguard.engine.labels import IGNORED
 from graphguard.engine.lane import varies
 from graphguard.engine.ops import fraction
 from graphguard.engine.ranges import Numbers, lies_in, numbers_in
@@ -108,9 +109,12 @@ def _classes(c: Call, target: Value, size: int, ignored: int) -> Value:
     """[target = v] along a new last dim; a row of zeros for a target that is ignored.
 
     In the sequential program a target is a class, or it is ignored; of the ranks that has to be known."""
-    spans = [(0, size), (ignored, ignored + 1)]
+    ignores = ignored != IGNORED or c.table.ignores_by_default
     for _, terms in in_cells(c.table, c.atomic(target)):
         factor = the_factor(terms)
+        declared = None if factor is None else c.table.facts.numbers(factor, terms[0].ranges)
+        stated = any(low <= ignored < high for low, high in declared or ())
+        spans = [(0, size), *([(ignored, ignored + 1)] if ignores or stated else [])]
         if c.table.recording and factor is not None:
             c.table.facts.infer(factor, terms[0].ranges, spans)
         elif not c.table.recording and not _lies_in(c, factor, terms, numbers_in(spans)):

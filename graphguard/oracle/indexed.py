@@ -4,7 +4,7 @@ it is defined."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import torch
 
 from graphguard.aten.operators import DTYPES
 from graphguard.engine.interpret import Interpreter
+from graphguard.engine.labels import may_be_ignored
 from graphguard.engine.places import Run
 from graphguard.engine.ranges import Numbers, Ranges, common, declared_span
 from graphguard.engine.table import Table
@@ -90,12 +91,13 @@ class Indexed:
         }
 
 
-def indexed(sequential: Graph, bounds: Mapping[str, tuple[Bound, Bound]]) -> Indexed:
+def indexed(sequential: Graph, bounds: Mapping[str, tuple[Bound, Bound]], ranks: Sequence[Graph]) -> Indexed:
     """The bounds that were stated, and what the sequential program indexes with which elements."""
     whole = {name: value for name, value in sequential.inputs.items() if is_whole(value)}
     if not whole:
         return Indexed(bounds, {})
     table = Table()
+    table.ignores_by_default = may_be_ignored(ranks)
     interpreter = Interpreter(table)
     part = _of_integers(sequential)
     inputs = {name: interpreter.input(name, value.shape) for name, value in part.inputs.items()}

@@ -183,7 +183,7 @@ class _Judging:
     # ------------------------------------------------------------------ execution
     def run(self, ranges: Ranges, count: int, seed: int) -> None:
         self.special = thresholds([self.sequential, *self.joint.graphs[:1], *self.joint.graphs[1:][-1:]], ranges)
-        self.indexed = indexed(self.sequential, ranges)
+        self.indexed = indexed(self.sequential, ranges, self.joint.graphs)
         self.ranges = [self.indexed.bounds]
         for number, regime in enumerate(draws.regimes(count)):
             self.trials.append(self._trial_or_plain(regime, seed + number))

@@ -224,8 +224,10 @@ def test_a_loss_over_a_sharded_vocabulary_knows_nothing_of_ignored_labels():
     def inputs(**declared):
         return {"x": gg.Input((6, 8), Shard(1)), "t": gg.Input((6,), dtype=LONG, **declared)}
 
-    assert check(sequential, distributed, inputs()).verdict == "refuted"
+    assert check(sequential, distributed, inputs(low=-100, high=8)).verdict == "refuted"
     assert check(sequential, distributed, inputs(low=0, high=8)).verified
+    nothing_stated = check(sequential, distributed, inputs())
+    assert nothing_stated.verified and "0 <= t < 8" in nothing_stated.assumptions
 
 
 def test_ranks_may_not_take_a_number_for_a_class_that_the_sequential_program_never_did():
@@ -388,3 +390,16 @@ def test_a_count_that_is_divided_by_behind_a_mask_may_be_zero():
     inputs = {"x": gg.Input((ROWS,)), "m": gg.Input((ROWS,))}
     assert is_unconditional(check(plain, cancelling(plain), inputs, trials=0))
     assert not is_unconditional(check(guarded, cancelling(guarded), inputs, trials=0))
+
+
+def own_loss(x, t):
+    """As of a split vocabulary: it knows of no label that is ignored."""
+    return (x.logsumexp(-1) - (x * F.one_hot(t, 7)).sum(-1)).mean()
+
+
+def test_where_the_ranks_have_a_loss_of_their_own_no_label_is_ignored_by_default():
+    inputs = {"x": gg.Input((4, 7)), "t": gg.Input((4,), dtype=torch.int64)}
+    report = gg.verify(lambda x, t: F.cross_entropy(x, t), own_loss, mesh=2, inputs=inputs)
+    assert report.verdict == "verified" and "0 <= t < 7" in report.assumptions
+    said = gg.verify(lambda x, t: F.cross_entropy(x, t, ignore_index=3), own_loss, mesh=2, inputs=inputs)
+    assert said.verdict == "refuted"
