@@ -40,7 +40,7 @@ bench: $(STAMP)
 campaign: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m graphguard.mutate.campaign --jobs 2 --locate-every 25 --write docs/campaign.md
 
-# 20,000 random programs, every claim about every tensor of them compared: about half an hour on one core.
+# 20,000 random programs, every claim about every tensor of them compared: a quarter of an hour on two cores.
 random: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m graphguard.fuzz.campaign --jobs 2 --write docs/random.md
 

@@ -16,6 +16,7 @@ from graphguard.fuzz.trial import Result, looked_at
 from graphguard.mutate.processes import Begin, Died, in_processes
 
 _TOLD_EVERY = 500  # programs
+_LEAST_LOOKED_AT = 0.9  # of all programs
 
 
 @dataclass
@@ -40,8 +41,9 @@ class Total:
 
     @property
     def exit_code(self) -> int:
-        """1 if something false was said, 2 if something was not judged."""
-        return 1 if self.false else 2 if self.crashes else 0
+        """1 if something false was said, 2 if something was not judged, or too little was looked at to say anything."""
+        few = len(self.looked_at) < _LEAST_LOOKED_AT * len(self.results) or not self.results
+        return 1 if self.false else 2 if self.crashes or few else 0
 
 
 def run(seeds: Sequence[int], jobs: int = 1, until: float | None = None) -> Total:

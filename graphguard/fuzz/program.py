@@ -20,7 +20,7 @@ from graphguard.capture.collectives import know_groups
 from graphguard.capture.program import record_outputs
 from graphguard.capture.recorder import Recorder
 from graphguard.capture.waits import watch_waits
-from graphguard.fuzz.steps import KINDS, Work, fits, operands
+from graphguard.fuzz.steps import KINDS, Work, operands
 from graphguard.ir import Graph, Mesh
 from graphguard.joint import Joint, join
 from graphguard.prune import prune
@@ -155,7 +155,7 @@ class Dist(Talk):
         return y
 
 
-def _talks(chance: Random, x: Tensor, mesh: Mesh) -> tuple[str, Callable[[Tensor, Any], Tensor]] | None:
+def _talks(chance: Random, x: Tensor, mesh: Mesh) -> tuple[str, Callable[[Tensor, Any], Tensor]]:
     """Communication, or something that each rank does with its own number."""
     axis, size = chance.choice(mesh.axes)
     reduce = chance.choice(["SUM", "SUM", "SUM", "AVG", "MAX", "MIN"] if x.is_floating_point() else ["SUM", "MAX", "MIN"])
@@ -255,8 +255,8 @@ class _Growth:
         chance = self.chance
         if self.program.mesh.size > 1 and chance.random() < 0.3:
             slot = chance.randrange(len(self.sequential))
-            talk = _talks(chance, self.sequential[slot], self.program.mesh)
-            return None if talk is None else Step(talk[0], (slot,), talk=talk[1])
+            name, talk = _talks(chance, self.sequential[slot], self.program.mesh)
+            return Step(name, (slot,), talk=talk)
         kind = chance.choices(KINDS, [each.often for each in KINDS])[0]
         slots = operands(chance, kind, self.sequential)
         if slots is None:
@@ -278,8 +278,6 @@ class _Growth:
             return
         alike = len({(part.shape, part.dtype) for part in parts}) == 1
         if max(whole.numel(), *(part.numel() for part in parts)) > MOST_ELEMENTS or not alike or whole.dim() > 5:
-            return
-        if not all(isinstance(tensor, Tensor) and fits(tensor, "a") for tensor in (whole, *parts)):
             return
         self.program.steps.append(step)
         self.sequential.append(whole)

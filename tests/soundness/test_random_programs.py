@@ -51,3 +51,9 @@ def test_a_crash_is_told_and_fails(monkeypatch):
     monkeypatch.setattr(campaign, "looked_at", broken)
     total = campaign.run([3])
     assert total.crashes == ["seed 3: ValueError: no"] and total.exit_code == 2
+
+
+def test_programs_that_nobody_looked_at_are_no_success():
+    assert campaign.Total([Result(1, left_out="CaptureError: no"), Result(2, 1)]).exit_code == 2
+    assert campaign.Total().exit_code == 2
+    assert campaign.Total([Result(2, 1)]).exit_code == 0
