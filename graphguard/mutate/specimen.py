@@ -34,6 +34,7 @@ Tensors = dict[str, torch.Tensor]
 # How near is equal: much nearer than in the oracle, so that a small fault counts. Inputs are moved by about as much as float64
 # rounds; what that does to an output says what rounding may do.
 _NUDGE, _OF_MOVED, _OF_LARGEST = 1e-13, 1e3, 1e-10
+_OF_AWKWARD = 1e-11  # where inputs are not moved, as ties would go; a norm of equal numbers is zero but for 1e-13
 _SCALES = (1.0, 1.0, 3.0, 0.25)  # of the inputs, one for each of the first trials
 _AWKWARD: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (  # what becomes of the inputs in those after them
     lambda t: t.round() if t.is_floating_point() else t,  # ties and zeros
@@ -189,7 +190,8 @@ def _trial(made: Specimen, found: Interpretation, specs: Mapping[str, Any], seed
         given[name] = _within(tensor, specs.get(name)) if tensor.is_floating_point() else tensor
     wanted = _outputs(made.sequential, given)
     moved = wanted if awkward is not None else _outputs(made.sequential, _nudged(given, seed))
-    tolerance = {path: _tolerance(tensor, moved[path]) for path, tensor in wanted.items()}
+    room = _OF_AWKWARD if awkward is not None else 0.0
+    tolerance = {path: _tolerance(tensor, moved[path], room) for path, tensor in wanted.items()}
     return Trial([_outputs(relation, given) for relation in made.relations], wanted, tolerance)
 
 
@@ -214,10 +216,10 @@ def _nudged(inputs: Tensors, seed: int) -> Tensors:
     }
 
 
-def _tolerance(whole: torch.Tensor, moved: torch.Tensor) -> float:
+def _tolerance(whole: torch.Tensor, moved: torch.Tensor, room: float) -> float:
     if not (whole.is_floating_point() or whole.is_complex()):
         return 0.0
-    return _OF_LARGEST * _largest(whole) + _OF_MOVED * _largest(whole - moved) + 1e-14
+    return room + _OF_LARGEST * _largest(whole) + _OF_MOVED * _largest(whole - moved) + 1e-14
 
 
 def _largest(tensor: torch.Tensor) -> float:
