@@ -16,15 +16,13 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
-    from graphguard.api import capture_function, capture_model, train_step, verify, verify_model
-    from graphguard.checks import check
+    from graphguard.api import Input, capture_function, capture_model, lemma, train_step, verify, verify_model
+    from graphguard.checks.check import check
     from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError
-    from graphguard.lemmas.user import lemma
-    from graphguard.relation import Input
-    from graphguard.report import NotVerifiedError, Report
+    from graphguard.report.report import NotVerifiedError, Report
 
 _HOMES = {
-    "Input": "graphguard.relation",
+    "Input": "graphguard.capture.torch.relation.inputs",
     "Shard": "torch.distributed.tensor.placement_types",
     "Replicate": "torch.distributed.tensor.placement_types",
     "Partial": "torch.distributed.tensor.placement_types",
@@ -33,10 +31,10 @@ _HOMES = {
     "train_step": "graphguard.api",
     "verify": "graphguard.api",
     "verify_model": "graphguard.api",
-    "lemma": "graphguard.lemmas.user",
-    "check": "graphguard.checks",
-    "Report": "graphguard.report",
-    "NotVerifiedError": "graphguard.report",
+    "lemma": "graphguard.api",
+    "check": "graphguard.checks.check",
+    "Report": "graphguard.report.report",
+    "NotVerifiedError": "graphguard.report.report",
     "InternalError": "graphguard.errors",
     "GraphGuardError": "graphguard.errors",
     "UsageError": "graphguard.errors",
@@ -57,7 +55,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'graphguard' has no attribute {name!r}")
-    if "torch" in home or name in _NEED_TORCH:
+    if home.startswith("torch.") or name in _NEED_TORCH:
         _require_torch(name)
     value = globals()[name] = getattr(importlib.import_module(home), name)
     return value

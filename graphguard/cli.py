@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,9 +21,10 @@ from graphguard import __version__
 from graphguard.errors import GraphGuardError, ProgramError, UsageError
 
 if TYPE_CHECKING:
-    from graphguard.api import Job
-    from graphguard.checks import Outcome
-    from graphguard.discovery import Selection
+    from graphguard.checks.check import Outcome
+    from graphguard.checks.discovery import Selection
+    from graphguard.lemmas.user import Lemma
+    from graphguard.pipeline import Job
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -87,17 +89,16 @@ def capture(
     output_format: Annotated[CaptureFormat, typer.Option(help="How to print the graphs.")] = CaptureFormat.text,
 ) -> None:
     """Show the graphs of a check: the sequential program, and every rank. Exits with 1 if the ranks do not fit together."""
-    from graphguard import graph_json
-    from graphguard.capture.session import capture as capture_subject
+    from graphguard.graph import json as graph_json
 
     if sequential and rank is not None:
         raise UsageError("give --rank or --sequential, not both")
     job = _job(target)
-    world = job.subject.mesh.size
+    world = job.front.mesh.size
     if rank is not None and not 0 <= rank < world:
-        raise UsageError(f"there is no rank {rank}: the mesh {job.subject.mesh} has ranks 0 to {world - 1}")
+        raise UsageError(f"there is no rank {rank}: the mesh {job.front.mesh} has ranks 0 to {world - 1}")
     with _stopping():
-        captured = capture_subject(job.subject, progress=_progress if sys.stderr.isatty() else None)
+        captured = job.front.capture(_progress if sys.stderr.isatty() else None)
     _clear_progress()
     graphs = [captured.sequential, *captured.ranks]
     if sequential:
@@ -126,6 +127,7 @@ def verify(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only checks whose verdict is not the expected one.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A verdict that has conditions is a failure.")] = False,
+    limits: Annotated[str, typer.Option(metavar="NAME=N[,NAME=N]", help="Allow for more work where a report says so.")] = "",
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
     is unproven, or has conditions with --strict, 130 after Ctrl-C."""
@@ -133,7 +135,10 @@ def verify(
         raise UsageError("give -q or -v, not both")
     if jobs < 1:
         raise UsageError(f"-j {jobs}: write how many processes run checks, from 1 on")
-    raise typer.Exit(_Verification(output_format, output, html, jobs, quiet, verbose, strict).run(paths))
+    from graphguard.verdict.limits import parsed, stated
+
+    with stated(parsed(limits)):
+        raise typer.Exit(_Verification(output_format, output, html, jobs, quiet, verbose, strict).run(paths))
 
 
 class _Verification:
@@ -155,10 +160,10 @@ class _Verification:
         self.written: list[str] = []  # lines of text that go to a file
 
     def run(self, paths: list[str]) -> int:
-        from graphguard.checks import exit_code
-        from graphguard.discovery import select
+        from graphguard.checks.check import exit_code
+        from graphguard.checks.discovery import select
+        from graphguard.checks.runner import run
         from graphguard.render.progress import Progress
-        from graphguard.runner import run
 
         site = self._site()
         progress = Progress(sys.stderr, 0)
@@ -191,9 +196,9 @@ class _Verification:
     def _site(self) -> Any:
         if self.html is None:
             return None
-        from graphguard.render.html import Site
+        from graphguard.render.html import Pages
 
-        return Site(self.html)
+        return Pages(self.html)
 
     def _show(self, outcome: Outcome) -> None:
         from graphguard.render.terminal import Look, concise_lines, outcome_lines
@@ -247,7 +252,7 @@ def _leave_at_once(code: int) -> NoReturn:
 
 def _projected(output_format: VerifyFormat, outcomes: Sequence[Outcome], selection: Selection) -> str:
     """The JSON of all checks, or what another format makes of it."""
-    from graphguard.checks import to_plain
+    from graphguard.checks.check import to_plain
 
     plain = to_plain(outcomes)
     plain["skipped"] = [{"path": each.path, "why": each.why} for each in selection.skipped]
@@ -274,9 +279,9 @@ def explain(
     ] = None,
 ) -> None:
     """Print the page of a finding or of a lemma."""
-    from graphguard.pages import explain as page_of
+    from graphguard.render.explain import explain as page_of
 
-    print(page_of(name, files or ()))
+    print(page_of(name, partial(_lemmas_of, files) if files else None))
 
 
 @lemmas.command("ls")
@@ -286,13 +291,11 @@ def list_lemmas(
     ] = None,
 ) -> None:
     """List the operators that the prover knows, with what it knows of them."""
-    from graphguard.lemmas.registry import rows
+    from graphguard.lemmas.known import rows
 
     listed = [(row.operator, row.kind, row.definition, _joined(row.conditions)) for row in rows()]
     if files:
-        from graphguard.lemmas.user import registered_by
-
-        listed += [(lemma.operator, "yours", str(lemma.meaning), lemma.untested or "") for lemma in registered_by(files)]
+        listed += [(lemma.operator, "yours", str(lemma.meaning), lemma.untested or "") for lemma in _lemmas_of(files)]
     _print_columns(("operator", "kind", "definition", "conditions"), listed)
 
 
@@ -306,14 +309,23 @@ def audit_lemmas(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same examples.")] = 0,
 ) -> None:
     """Compare lemmas with torch's own execution, on whole tensors and on random shards. Exits with 1 if one is wrong."""
-    from graphguard.render.audit import audited, lines_of
+    from graphguard.audit.table import audited, lines_of
 
+    files = [name for name in names or () if name.endswith(".py")]
+    operators = [name for name in names or () if name not in files]
     with _stopping():
-        found = audited(names or [], examples, seed, _audit_progress if sys.stderr.isatty() else None)
+        own, progress = _lemmas_of(files), _audit_progress if sys.stderr.isatty() else None
+        found = audited(operators, own, not names, examples, seed, progress)
     _clear_progress()
     for line in lines_of(found):
         print(line)
     raise typer.Exit(1 if any(line.wrong for line in found) else 0)
+
+
+def _lemmas_of(files: Sequence[str]) -> list[Lemma]:
+    from graphguard.checks.own_lemmas import registered_by
+
+    return registered_by(files)
 
 
 def _audit_progress(done: int, total: int) -> None:
@@ -350,15 +362,15 @@ def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture or 
 @app.command()
 def demo() -> None:
     """Verify the example gallery."""
-    from graphguard.demo import main as run_demo
+    from graphguard.gallery.demo import main as run_demo
 
     raise typer.Exit(run_demo())
 
 
 def _job(target: str) -> Job:
     """The one job of a check."""
-    from graphguard.api import collecting
-    from graphguard.discovery import find_checks
+    from graphguard.checks.discovery import find_checks
+    from graphguard.pipeline import collecting
 
     checks = find_checks(target)
     if len(checks) > 1:
@@ -396,7 +408,7 @@ def _tell_of_skipped(selection: Selection, verbose: bool) -> None:
 
 
 def _counted(outcomes: Sequence[Outcome]) -> str:
-    from graphguard.checks import VERDICTS
+    from graphguard.checks.check import VERDICTS
 
     counts = Counter("error" if outcome.report is None else outcome.report.verdict for outcome in outcomes)
     said = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from graphguard.findings import Finding
-    from graphguard.ir import Graph
+from typing import Any
 
 
 class GraphGuardError(Exception):
@@ -29,10 +25,10 @@ class ProgramError(GraphGuardError):
 
     MOST_FRAMES = 20
 
-    def __init__(self, message: str, frames: tuple[tuple[str, int, str], ...] = (), before: Graph | None = None):
+    def __init__(self, message: str, frames: tuple[tuple[str, int, str], ...] = (), before: Any = None):
         super().__init__(message)
         self.frames = frames[-self.MOST_FRAMES :]
-        self.before = before  # what a rank had communicated until then
+        self.before = before  # the graph of what a rank had communicated until then
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.frames, self.before)
@@ -41,9 +37,9 @@ class ProgramError(GraphGuardError):
 class MismatchError(ProgramError):
     """The user's program raised after communication that does not fit together, which a real run would say first."""
 
-    def __init__(self, message: str, finding: Finding):
+    def __init__(self, message: str, finding: Any):
         super().__init__(message)
-        self.finding = finding
+        self.finding = finding  # what does not fit together
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.finding)

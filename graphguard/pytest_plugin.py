@@ -54,8 +54,8 @@ def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
     """Run a test that is a check. Left to pytest, the report that it returns would be looked at by nobody."""
-    from graphguard.checks import MARK, settled
-    from graphguard.report import NotVerifiedError
+    from graphguard.checks.check import MARK, settled
+    from graphguard.report.report import NotVerifiedError
 
     __tracebackhide__ = True
     expect = getattr(pyfuncitem.obj, MARK, None)

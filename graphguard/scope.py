@@ -90,16 +90,21 @@ def counted(function: Callable[P, R]) -> Callable[P, R]:
 
 
 # ---------------------------------------------------------------------- lemmas
-def keeper_of_lemmas() -> dict[str, Any] | None:
-    """Where a lemma that is registered now belongs; None for the process."""
+_OF_PROCESS: dict[str, Any] = {}
+
+
+def keep_lemma(operator: str, lemma: Any) -> None:
+    """A lemma that is registered now belongs to the innermost scope, or to the process; the last one for an operator holds."""
     scope = innermost()
-    if scope is None or (scope.home is not None and home().file != scope.home):
-        return None
-    return scope.lemmas
+    if scope is not None and scope.home is not None and home().file != scope.home:
+        scope = None
+    kept = None if scope is None else scope.lemmas
+    (_OF_PROCESS if kept is None else kept)[operator] = lemma
 
 
-def lemmas_in_scope() -> dict[str, Any]:
-    return {operator: lemma for scope in _OPEN for operator, lemma in (scope.lemmas or {}).items()}
+def known_lemmas() -> dict[str, Any]:
+    """By operator, the lemmas of the process and of all open scopes."""
+    return _OF_PROCESS | {operator: lemma for scope in _OPEN for operator, lemma in (scope.lemmas or {}).items()}
 
 
 # ---------------------------------------------------------------------- files

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphguard.api import verify
-from graphguard.report import NotVerifiedError, Report
+from graphguard.report.report import NotVerifiedError, Report
 
 
 class NotRefinedError(NotVerifiedError, AssertionError):

@@ -7,11 +7,14 @@ import inspect
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +22,18 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from graphguard.capture.program import FunctionProgram, path_name
-from graphguard.capture.session import Captured, Subject, capture, capture_sequential
-from graphguard.ir import Graph
+from graphguard.api import capture_function
+from graphguard.capture.front import Captured, mesh_of
+from graphguard.capture.torch.program import FunctionProgram, path_name
+from graphguard.capture.torch.relation.inputs import Input, bounds_of
+from graphguard.capture.torch.relation.outputs import expectations
+from graphguard.capture.torch.session import Subject, capture, capture_sequential
+from graphguard.cli import main
+from graphguard.graph.ir import Graph
 from graphguard.oracle.replay import replay, replay_joint
-from graphguard.relation import Input, mesh_of
+from graphguard.verdict.judge import Judgement, judge
 
+ROOT = Path(__file__).parent.parent  # of the repository
 Tensors = dict[str, torch.Tensor]
 Outputs = dict[str, torch.Tensor | None]
 # One switch runs the capture tests a second time without the memory of output shapes.
@@ -229,6 +238,23 @@ def _rank_process(function: Any, axes: Any, rank: int, inputs: Tensors, folder: 
     os._exit(0)
 
 
+# ---------------------------------------------------------------------- verdicts
+def judged(
+    sequential: Callable[..., Any],
+    distributed: Callable[..., Any],
+    inputs: Mapping[str, Input],
+    mesh: Mapping[str, int] | int = 2,
+    outputs: Mapping[str, Any] | None = None,
+    local_inputs: Any = None,
+    **options: Any,
+) -> Judgement:
+    """What execution alone says: nothing is proved, unless `proved` says so."""
+    axes = {"tp": mesh} if isinstance(mesh, int) else mesh
+    captured = capture_function(sequential, distributed, mesh=axes, inputs=inputs, local_inputs=local_inputs)
+    expected = expectations(outputs or {}, captured, mesh_of(axes))
+    return judge(captured.sequential, captured.joint, captured.relations, expected, bounds_of(inputs), **options)
+
+
 # ---------------------------------------------------------------------- tables of programs
 def named(*functions: Callable[..., Any]) -> Any:
     """Parametrise a test by programs, each case named as its function."""
@@ -240,6 +266,28 @@ def marked(program: Callable[..., Any], marks: str) -> list[int]:
     lines, first = inspect.getsourcelines(program)
     found = {text.rsplit("# ", 1)[1].strip(): first + number for number, text in enumerate(lines) if "# " in text}
     return [found[mark] for mark in marks]
+
+
+def line_of(file: str | Path, mark: str) -> int:
+    """The one line of a file that ends in this text."""
+    (found,) = [number for number, text in enumerate(Path(file).read_text().splitlines(), 1) if text.rstrip().endswith(mark)]
+    return found
+
+
+# ---------------------------------------------------------------------- the command line, and processes
+def command(capture: Any, *args: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `graphguard ARGS`; capture is pytest's capsys or capfd."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(args))
+    return stop.value.code or 0, *capture.readouterr()  # type: ignore[return-value]
+
+
+def python(code: str) -> str:
+    """What this code prints in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def fails(script):

@@ -1,21 +1,56 @@
 """The pages of docs/ are true: their code runs, commands print what the pages show, and the tables name what there is."""
 
 import re
-from pathlib import Path
+import sys
 
 import pytest
 import snippets
+from harness import ROOT
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+
+import rooms
+import written
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_CODE = [page for page in PAGES if re.search(r"^```(python|console)", page.read_text(), re.MULTILINE)]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_a_page_runs_and_prints_what_it_shows(page, tmp_path, monkeypatch):
-    monkeypatch.setattr("graphguard.lemmas.user._REGISTERED", {})
+    monkeypatch.setattr("graphguard.scope._OF_PROCESS", {})
     monkeypatch.setenv("COLUMNS", "80")
     snippets.run_page(page, tmp_path)
+
+
+def test_tables_numbers_and_the_map_are_as_the_command_writes_them():
+    stale = [str(file) for file, text in written.written().items() if file.read_text() != text]
+    assert stale == [], "run `python docs/hooks/written.py`"
+
+
+def test_the_map_has_every_room_once_below_those_that_use_it():
+    layers = rooms.layers()
+    folders = {folder.name for folder in rooms.PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
+    assert sorted(room for layer in layers for room in layer) == sorted(rooms.imports()) and folders <= rooms.imports().keys()
+    depth = {room: number for number, layer in enumerate(layers) for room in layer}
+    for room, others in rooms.imports().items():
+        assert all(depth[room] < depth[other] or other in rooms.cycle_of(room) for other in others)
+
+
+def test_every_room_says_what_it_holds():
+    places = [*rooms.imports(), *rooms.inner()]
+    assert [place for place in places if not rooms.title(rooms.PACKAGE / place)] == []
+
+
+def test_files_that_pages_name_are_there():
+    """By their path from the top, or from a folder that the page is about."""
+    folders = [ROOT, ROOT / "graphguard", ROOT / "graphguard" / "engine", ROOT / "tests" / "soundness"]
+    own = ("checks.py", "file.py", "setup.py", "__main__.py", "CHECK.py")  # stand for files of the reader's
+    for page in [ROOT / "CONTRIBUTING.md", *PAGES]:
+        text = snippets.FENCE.sub("", page.read_text())
+        named = re.findall(r"`([\w/]+\.(?:py|md|txt|json)|(?:graphguard|tests|docs|examples)/[\w/]*)`", text)
+        missing = [name for name in named if name not in own and not any((folder / name).exists() for folder in folders)]
+        assert missing == [], f"{page} names files that are not there"
 
 
 def test_recipes_are_yaml():

@@ -7,28 +7,21 @@ import json
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from harness import ROOT, command, line_of, python
 
 import graphguard
-from graphguard import graph_json
-from graphguard.cli import main
-from graphguard.discovery import find_checks
+from graphguard.checks.discovery import find_checks
 from graphguard.errors import ProgramError, UsageError
-
-
-def python(code):
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
+from graphguard.graph import json as graph_json
 
 # ---------------------------------------------------------------------- importing
 HEAVY = ("torch", "jax", "numpy", "typer", "rich", "transformers")
 
 
-@pytest.mark.parametrize("code", ["import graphguard", "import graphguard.ir, graphguard.graph_json, graphguard.wellformed",
+@pytest.mark.parametrize("code", ["import graphguard",
+                                  "import graphguard.graph.ir, graphguard.graph.json, graphguard.graph.wellformed",
                                   "import graphguard; graphguard.check; graphguard.CaptureError; dir(graphguard)"])  # fmt: skip
 def test_importing_needs_no_framework(code):
     loaded = set(python(f"{code}\nimport sys\nprint(*sys.modules)").split())
@@ -63,6 +56,12 @@ def test_without_torch_the_error_says_what_to_install():
     assert python(textwrap.dedent(code)).strip() == (
         "graphguard.verify needs PyTorch; install it with `pip install graphguard[torch]`"
     )
+
+
+def test_tests_stand_in_the_rooms_that_they_test():
+    rooms = {file.parent.name for file in (ROOT / "graphguard").glob("*/__init__.py")}
+    folders = {file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")}
+    assert {"engine", "soundness"} <= folders <= rooms | {"soundness"}
 
 
 def test_types_are_shipped():
@@ -119,20 +118,13 @@ CHECKS = """
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "model_checks.py"
-    path.write_text(textwrap.dedent(CHECKS))
-    yield path.name
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+def file(folder):
+    (folder / "model_checks.py").write_text(textwrap.dedent(CHECKS))
+    return "model_checks.py"
 
 
 def line(file, mark):
-    with open(file) as lines:
-        return next(number for number, text in enumerate(lines, 1) if text.rstrip().endswith(f"# {mark}"))
+    return line_of(file, f"# {mark}")
 
 
 def test_checks_are_found_in_the_order_of_the_file(file):
@@ -184,16 +176,8 @@ def test_files_of_one_name_in_two_folders_are_two_modules(file, tmp_path):
 
 
 # ---------------------------------------------------------------------- the command line
-def run(capsys, *args):
-    """Exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as caught:
-        main(list(args))
-    out, err = capsys.readouterr()
-    return caught.value.code or 0, out, err
-
-
 def test_capture_shows_every_graph(file, capsys):
-    code, out, err = run(capsys, "capture", f"{file}::good")
+    code, out, err = command(capsys, "capture", f"{file}::good")
     assert (code, err) == (0, "")
     product = f"model_checks.py:{line(file, 'product')}"
     assert out.startswith("graph sequential\n  input x = %0: f32[4, 6]\n  input w = %1: f32[6, 3]\n")
@@ -204,14 +188,14 @@ def test_capture_shows_every_graph(file, capsys):
 
 
 def test_capture_shows_one_rank_or_the_sequential_program(file, capsys):
-    code, out, _ = run(capsys, "capture", f"{file}::good", "--rank", "1")
+    code, out, _ = command(capsys, "capture", f"{file}::good", "--rank", "1")
     assert code == 0 and out.startswith("graph rank 1 on tp=2\n") and out.count("graph ") == 1
-    code, out, _ = run(capsys, "capture", f"{file}::good", "--sequential")
+    code, out, _ = command(capsys, "capture", f"{file}::good", "--sequential")
     assert code == 0 and out.startswith("graph sequential\n") and out.count("graph ") == 1
 
 
 def test_capture_writes_json_that_loads(file, capsys):
-    code, out, err = run(capsys, "capture", f"{file}::good", "--output-format", "json")
+    code, out, err = command(capsys, "capture", f"{file}::good", "--output-format", "json")
     graphs = [graph_json.from_plain(plain) for plain in json.loads(out)]
     assert (code, err) == (0, "") and [graph.name for graph in graphs] == ["sequential", "rank 0", "rank 1"]
 
@@ -227,7 +211,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("check", ERRORS)
 def test_an_error_is_one_line_and_exit_code_two(file, capsys, check):
-    code, out, err = run(capsys, "capture", f"{file}::{check}")
+    code, out, err = command(capsys, "capture", f"{file}::{check}")
     assert (
         code == 2 and out == "" and err.startswith(ERRORS[check].format(line=line(file, check) if "{" in ERRORS[check] else 0))
     )
@@ -235,7 +219,7 @@ def test_an_error_is_one_line_and_exit_code_two(file, capsys, check):
 
 
 def test_an_exception_of_a_program_is_shown_with_the_users_frames(file, capsys):
-    code, _, err = run(capsys, "capture", f"{file}::fails_inside")
+    code, _, err = command(capsys, "capture", f"{file}::fails_inside")
     first, *frames = err.splitlines()
     assert code == 2 and first.startswith("error: the sequential program raised RuntimeError at ")
     assert len(frames) == 2 and f'model_checks.py", line {line(file, "helper")}, in helper' in frames[-1]
@@ -255,23 +239,23 @@ def test_an_exception_of_a_program_is_shown_with_the_users_frames(file, capsys):
     ],
 )
 def test_usage_errors_are_one_line_and_exit_code_two(file, capsys, args, text):
-    code, out, err = run(capsys, "capture", *args)
+    code, out, err = command(capsys, "capture", *args)
     assert code == 2 and out == "" and err.startswith(text) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("args", [["capture"], ["captur"], ["capture", "a.py", "--output-format", "xml"], ["bench", "nothing"]])
 def test_a_wrong_command_has_exit_code_two(file, capsys, args):
-    code, out, err = run(capsys, *args)
+    code, out, err = command(capsys, *args)
     assert code == 2 and out == "" and "Traceback" not in err and err
 
 
 def test_the_version_is_printed(capsys):
-    assert run(capsys, "--version") == (0, f"graphguard {graphguard.__version__}\n", "")
+    assert command(capsys, "--version") == (0, f"graphguard {graphguard.__version__}\n", "")
 
 
 def test_a_defect_of_ours_is_an_error_not_a_verdict(file, capsys, monkeypatch):
-    monkeypatch.setattr("graphguard.capture.session.capture", lambda *args, **kwargs: 1 // 0)
-    code, out, err = run(capsys, "capture", f"{file}::good")
+    monkeypatch.setattr("graphguard.capture.torch.front.capture", lambda *args, **kwargs: 1 // 0)
+    code, out, err = command(capsys, "capture", f"{file}::good")
     assert code == 2 and out == ""
     assert err == "error: ZeroDivisionError in GraphGuard itself: integer division or modulo by zero; please report it\n"
 
@@ -288,14 +272,8 @@ def test_the_command_runs_as_a_process(file):
     )
 
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
 @pytest.mark.parametrize("output_format", ["text", "json"])
 def test_capture_of_ranks_that_do_not_fit_together_exits_with_one(output_format, capsys):
-    target = f"{EXAMPLES / 'bugs' / 'read_before_wait.py'}::buggy"
-    with pytest.raises(SystemExit) as stop:
-        main(["capture", target, "--rank", "0", "--output-format", output_format])
-    printed = capsys.readouterr()
-    assert stop.value.code == 1
-    assert "GG104 race: a buffer that dist.all_reduce" in printed.err and "GG104" not in printed.out.splitlines()[0]
+    target = f"{ROOT / 'examples' / 'bugs' / 'read_before_wait.py'}::buggy"
+    code, out, err = command(capsys, "capture", target, "--rank", "0", "--output-format", output_format)
+    assert code == 1 and "GG104 race: a buffer that dist.all_reduce" in err and "GG104" not in out.splitlines()[0]

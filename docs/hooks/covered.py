@@ -1,7 +1,4 @@
-"""Which strategies have proof cases, and how many of them are proved: counted from tests/cases, for the README and the site.
-
-`python docs/hooks/covered.py` writes the table into README.md.
-"""
+"""Which strategies have proof cases, and how many of them are proved: counted from tests/cases, for the README and the site."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MARKS = "<!-- coverage: written by `python docs/hooks/covered.py` -->\n", "<!-- end of coverage -->\n"
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -24,33 +20,63 @@ class Strategy:
     families: tuple[str, ...]
 
 
-STRATEGIES = (
-    Strategy("tensor parallelism: MLPs, adapters, products cut in two and three directions", PHASES[:2],
-             ("mlp", "tensor_more", "parts")),
-    Strategy("attention split by heads: grouped, single and latent keys, masks, rotary positions", PHASES[:2],
-             ("attention", "rope", "heads_more")),
-    Strategy("one fused projection of queries, keys and values", PHASES[:2], ("fused_qkv",)),
-    Strategy("split vocabulary: embedding, cross entropy, tied weights", PHASES[:2], ("vocabulary",)),
-    Strategy("GPT and Llama decoders of two layers, tensor and sequence parallel", PHASES[:2], ("decoders",)),
-    Strategy("sequence parallelism; norms on a part of the sequence or of the hidden dim", PHASES[:2], ("sequence", "norms")),
-    Strategy("words, heads and widths that do not divide by the ranks", PHASES[:2], ("padding",)),
-    Strategy("data parallelism, FSDP and HSDP written by hand, gradient accumulation", PHASES, ("data",)),
-    Strategy("optimizers, with their state whole or sharded (ZeRO 1 to 3)", PHASES, ("zero", "flat")),
-    Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES, ("step", "optimizers")),
-    Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
-    Strategy("convolutions split by positions (halos), samples and channels", PHASES[:2], ("convolution",)),
-    Strategy("context parallelism: gathered keys, rings, windows, exchange of heads (Ulysses)", PHASES[:2],
-             ("context", "windows", "ulysses_ring", "ring_flash", "dealt")),
-    Strategy("context parallelism in zigzag layout", PHASES[:2], ("zigzag",)),
-    Strategy("positions and shifted labels on a split sequence", PHASES[:2], ("positions",)),
-    Strategy("expert parallelism: routing, capacity, balancing losses, shared experts", PHASES[:2],
-             ("expert", "expert_more", "routes")),
-    Strategy("pipelines: GPipe, 1F1B, interleaved, tied stages", PHASES[:2], ("pipeline", "tied_stages")),
-    Strategy("meshes of several axes: data, pipeline, context and tensor; reductions in steps", PHASES[:2], ("meshes",)),
-    Strategy("inference with a cache of keys and values", PHASES[:1], ("inference", "quantised")),
-    Strategy("programs that are equal by algebra rather than by layout", PHASES[:2], ("identities", "forms", "formulas")),
-    Strategy("the programs of GraphGuard's publication, repaired", PHASES[:2], ("published",)),
-)  # fmt: skip
+AREAS = {
+    "tensor and sequence parallelism, to whole decoders": (
+        Strategy("tensor parallelism: MLPs, adapters, products cut in two and three directions", PHASES[:2],
+                 ("mlp", "linear", "partial_gradients")),
+        Strategy("attention split by heads: grouped, single and latent keys, masks, rotary positions", PHASES[:2],
+                 ("attention", "rope", "attention_variants")),
+        Strategy("one fused projection of queries, keys and values", PHASES[:2], ("fused_qkv",)),
+        Strategy("split vocabulary: embedding, cross entropy, tied weights", PHASES[:2], ("vocabulary",)),
+        Strategy("GPT and Llama decoders of two layers, tensor and sequence parallel", PHASES[:2], ("decoders",)),
+        Strategy("sequence parallelism; norms on a part of the sequence or of the hidden dim", PHASES[:2],
+                 ("sequence", "norms")),
+        Strategy("words, heads and widths that do not divide by the ranks", PHASES[:2], ("padding",)),
+    ),
+    "data parallelism, FSDP, ZeRO, optimizers, batch statistics": (
+        Strategy("data parallelism, FSDP and HSDP written by hand, gradient accumulation", PHASES, ("data",)),
+        Strategy("optimizers, with their state whole or sharded (ZeRO 1 to 3)", PHASES, ("zero", "flat")),
+        Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES, ("step", "optimizers")),
+        Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
+    ),
+    "convolutions split by positions, samples and channels": (
+        Strategy("convolutions split by positions (halos), samples and channels", PHASES[:2], ("convolution",)),
+    ),
+    "context parallelism: rings, windows, Ulysses, zigzag": (
+        Strategy("context parallelism: gathered keys, rings, windows, exchange of heads (Ulysses)", PHASES[:2],
+                 ("context", "windows", "ulysses_ring", "ring_flash", "dealt")),
+        Strategy("context parallelism in zigzag layout", PHASES[:2], ("zigzag",)),
+        Strategy("positions and shifted labels on a split sequence", PHASES[:2], ("positions",)),
+    ),
+    "expert parallelism": (
+        Strategy("expert parallelism: routing, capacity, balancing losses, shared experts", PHASES[:2],
+                 ("expert", "moe_training", "routes")),
+    ),
+    "pipelines, and meshes of several axes": (
+        Strategy("pipelines: GPipe, 1F1B, interleaved, tied stages", PHASES[:2], ("pipeline", "tied_stages")),
+        Strategy("meshes of several axes: data, pipeline, context and tensor; reductions in steps", PHASES[:2], ("meshes",)),
+    ),
+    "inference with a cache of keys and values": (
+        Strategy("inference with a cache of keys and values", PHASES[:1], ("inference", "quantised")),
+    ),
+    "programs that are equal by algebra": (
+        Strategy("programs that are equal by algebra rather than by layout", PHASES[:2],
+                 ("identities", "reformulated", "formulas")),
+        Strategy("the programs of GraphGuard's publication, repaired", PHASES[:2], ("published",)),
+    ),
+}  # fmt: skip
+STRATEGIES = tuple(strategy for area in AREAS.values() for strategy in area)
+
+
+def areas():
+    """The table of areas for the front page, as lines of Markdown."""
+    families = {family.name: family for family in counted()}
+    lines = ["| strategy | correct cases, proved | faulty cases, none verified |", "|---|--:|--:|"]
+    for area, members in AREAS.items():
+        chosen = [families[name] for strategy in members for name in strategy.families]
+        proved, correct = _proved(chosen)
+        lines.append(f"| {area} | {proved} of {correct} | {sum(family.faulty for family in chosen)} |")
+    return lines
 
 
 def strategies():
@@ -59,22 +85,25 @@ def strategies():
     lines = ["| strategy | forward | backward | optimizer | families |", "|---|---|---|---|---|"]
     for strategy in STRATEGIES:
         chosen = [families[name] for name in strategy.families]
-        state = _state(sum(len(family.correct) for family in chosen), sum(len(family.missing) for family in chosen))
+        proved, correct = _proved(chosen)
+        state = "yes" if proved == correct else "partly" if proved else "not yet"
         cells = [state if phase in strategy.phases else "–" for phase in PHASES]
         lines.append(f"| {strategy.name} | {' | '.join(cells)} | {', '.join(f'`{name}`' for name in strategy.families)} |")
     return lines
 
 
-def _state(correct, missing):
-    return "yes" if not missing else "not yet" if missing == correct else "partly"
+def _proved(families):
+    """How many correct cases are proved, and how many there are."""
+    correct = sum(len(family.correct) for family in families)
+    return correct - sum(len(family.missing) for family in families), correct
 
 
 def cases():
     """The table of families, and what is missing, as lines of Markdown."""
     lines = ["| family | its cases | correct | of these proved | faulty |", "|---|---|--:|--:|--:|"]
     for family in counted():
-        proved = len(family.correct) - len(family.missing)
-        lines.append(f"| `{family.name}` | {family.title} | {len(family.correct)} | {proved} | {family.faulty} |")
+        proved, correct = _proved([family])
+        lines.append(f"| `{family.name}` | {family.title} | {correct} | {proved} | {family.faulty} |")
     waiting = [family for family in counted() if family.missing]
     if waiting:
         lines += ["", "Correct cases that are not proved so far:", ""]
@@ -104,14 +133,3 @@ def counted():
         missing = tuple(case for case in correct if case in tests.NOT_YET)
         families.append(Family(name, " ".join(module.__doc__.split()), correct, missing, len(module.CASES) - len(correct)))
     return families
-
-
-def with_table(text):
-    """A page with the table of strategies between the marks."""
-    begin, end = (text.index(mark) for mark in MARKS)
-    return text[: begin + len(MARKS[0])] + "\n" + "\n".join(strategies()) + "\n\n" + text[end:]
-
-
-if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text()))

@@ -1,7 +1,7 @@
 """Pages that are made from the code when the site is built, so that they say what the code says.
 
-A page per finding and per family of lemmas (`graphguard explain` prints the same), a page per example, the bugs, the changes,
-and the tables of coverage.md.
+A page per finding and per family of lemmas (`graphguard explain` prints the same), a page per example, the changes, and the
+tables of coverage.md and of the front page.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from pathlib import Path
 
 from mkdocs.structure.files import File
 
-from graphguard.findings import KINDS
-from graphguard.lemmas.registry import rows
-from graphguard.pages import PAGES
+from graphguard.graph.findings import KINDS
+from graphguard.lemmas.known import rows
+from graphguard.render.explain import PAGES
 
 ROOT = Path(__file__).parents[2]
-STRATEGIES, CASES = "<!-- strategies -->", "<!-- cases -->"
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import covered  # noqa: E402
+import written  # noqa: E402
+
+TABLES = {  # by their marks in the pages
+    "<!-- strategies -->": covered.strategies,
+    "<!-- areas -->": covered.areas,
+    "<!-- cases -->": covered.cases,
+    "<!-- ten bugs -->": written.ten_bugs,
+}
+PROGRAM = re.compile(r"\]\((?:\.\./)?examples/(\S+?)\.py\)")
 
 
 def on_config(config):
@@ -33,31 +44,30 @@ def on_config(config):
 
 def below(page):
     if page == "findings/index.md":
-        return [page, *({f"{kind.code} {kind.name}": f"findings/{kind.code}.md"} for kind in KINDS.values())]
+        return [{"Findings": [page, *({f"{kind.code} {kind.name}": f"findings/{kind.code}.md"} for kind in KINDS.values())]}]
     if page == "operators/index.md":
         return [{"Operators": [page, *({name: family_page(name)} for name in sorted({row.kind for row in rows()}))]}]
     if page == "gallery/index.md":
-        strategies, bugs = examples()
-        return [page, {"Strategies": [page_of(file) for file in strategies]}, {"Faults": [page_of(file) for file in bugs]}]
+        strategies, bugs = ([page_of(file) for file in files] for files in examples())
+        return [{"Examples": [page, {"Strategies": strategies}, {"Faults": bugs}]}]
+    if page == "inside/rooms.md":
+        others = sorted(file.name for file in (ROOT / "docs" / "inside").glob("*.md") if file.name != "rooms.md")
+        return [page, *(f"inside/{name}" for name in others)]
     return [page]
 
 
 def on_files(files, config):
-    for path, text in {**findings(), **operators(), **gallery(), **from_the_root()}.items():
+    for path, text in {**findings(), **operators(), **gallery(), "changelog.md": (ROOT / "CHANGELOG.md").read_text()}.items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown, page, **_):
-    if page.file.src_uri != "coverage.md":
-        return markdown
-    sys.path.insert(0, str(Path(__file__).parent))
-    import covered
-
-    tables = {STRATEGIES: covered.strategies(), CASES: covered.cases()}
-    for mark, lines in tables.items():
-        markdown = markdown.replace(mark, "\n".join(lines))
-    return markdown
+    """Tables in the place of their marks, and the pages of examples in the place of their files."""
+    for mark, lines in TABLES.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, "\n".join(lines()))
+    return PROGRAM.sub(r"](gallery/\1.md)", markdown) if "/" not in page.file.src_uri else markdown
 
 
 # ---------------------------------------------------------------------- findings
@@ -129,7 +139,7 @@ def family(name, members):
 
 
 def title_of(name):
-    return importlib.import_module(f"graphguard.lemmas.{name}").__doc__.strip().split("\n\n")[0].replace("\n", " ")
+    return importlib.import_module(f"graphguard.lemmas.rows.{name}").__doc__.strip().split("\n\n")[0].replace("\n", " ")
 
 
 def conditions(row):
@@ -178,11 +188,6 @@ def example(file):
 
 def docstring(file):
     return ast.get_docstring(ast.parse(file.read_text())) or ""
-
-
-def from_the_root():
-    bugs = re.sub(r"\]\(examples/(\S+?)\.py\)", r"](gallery/\1.md)", (ROOT / "BUGS.md").read_text())
-    return {"bugs.md": bugs, "changelog.md": (ROOT / "CHANGELOG.md").read_text()}
 
 
 # ---------------------------------------------------------------------- Markdown

@@ -13,20 +13,20 @@ import torch
 from graphguard.aten.custom import WIDE, call_wide, is_custom
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator, overload
 from graphguard.errors import ReplayError
-from graphguard.ir import Arg, Constant, Node, Symbol, Value
+from graphguard.graph.ir import Arg, Constant, Node, Symbol, Value
 
 _numpy = torch.Tensor.numpy  # a capture replaces the method by one that asks the graph
 Lookup = Callable[[Value], torch.Tensor]
 _DEFAULTS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _UNINITIALISED = ("aten.empty.", "aten.empty_like.", "aten.empty_strided.", "aten.empty_permuted.", "aten.new_empty.",
                   "aten.new_empty_strided.")  # fmt: skip
-_RESHAPES = {"aten.view.default", "aten._unsafe_view.default"}
-_MEMORY_ORDER = {"aten.as_strided.default", "aten.as_strided_scatter.default"}
-_ROWS = {"aten.view.dtype", "aten.view_as_complex.default"}  # they need the last dim to be dense, as it was in the program
-_LAZY = {"aten._conj.default", "aten._neg_view.default"}
-_BATCH_NORM = "aten.native_batch_norm.default"
+VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
+MEMORY_ORDER = {"aten.as_strided.default", "aten.as_strided_scatter.default"}
+DENSE_ROWS = {"aten.view.dtype", "aten.view_as_complex.default"}  # they need the last dim to be dense, as it was in the program
+LAZY = {"aten._conj.default", "aten._neg_view.default"}
+BATCH_NORM = "aten.native_batch_norm.default"
 _BATCH_NORM_BACKWARD = "aten.native_batch_norm_backward.default"
-_HALF_TO_FLOAT = {"aten._softmax.default", "aten._log_softmax.default"}
+HALF_TO_FLOAT = {"aten._softmax.default", "aten._log_softmax.default"}
 # Never executed, whatever a graph says: they reach outside the process.
 _FORBIDDEN = {"aten.from_file.default", "aten.from_file.out"}
 
@@ -57,13 +57,13 @@ class Kernels:
         function, info = self.function(node.op)
         args = [self._argument(arg, lookup) for arg in node.args]
         kwargs = {name: self._argument(arg, lookup) for name, arg in node.kwargs.items()}
-        if node.op in _RESHAPES:
+        if node.op in VIEWS:
             return [args[0].reshape(args[1])]
-        if node.op in _MEMORY_ORDER:  # strides and offset count from the start of the memory: it must hold nothing else
+        if node.op in MEMORY_ORDER:  # strides and offset count from the start of the memory: it must hold nothing else
             args[0] = args[0].clone(memory_format=torch.contiguous_format)
-        if node.op in _ROWS:
+        if node.op in DENSE_ROWS:
             args[0] = args[0].contiguous()
-        if node.op in _HALF_TO_FLOAT and self.wide:
+        if node.op in HALF_TO_FLOAT and self.wide:
             args[2] = False
         if info.draws:
             kwargs["generator"] = None  # some overloads insist on one
@@ -74,11 +74,11 @@ class Kernels:
             outputs = written + [t for t in returned if all(t is not w for w in written)]
         else:
             outputs = returned
-        if node.op in _LAZY:
+        if node.op in LAZY:
             outputs = [t.resolve_conj().resolve_neg() for t in outputs]
         if leaves_unwritten(node.op):
             outputs = [_poison(t) for t in outputs]
-        if node.op == _BATCH_NORM and not args[5]:  # no statistics are saved: what stands for them depends on the backend
+        if node.op == BATCH_NORM and not args[5]:  # no statistics are saved: what stands for them depends on the backend
             outputs[1:] = [torch.full(value.shape, math.nan, dtype=outputs[0].dtype) for value in node.outputs[1:]]
         if node.op == _BATCH_NORM_BACKWARD and len(outputs) < len(node.outputs):  # gradients that are not asked for
             outputs = [torch.full(v.shape, math.nan) if t is None else t for v, t in zip(node.outputs, result, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from graphguard.errors import CaptureError
-from graphguard.ir import Symbol
+from graphguard.graph.ir import Symbol
 
 BUILT_IN = {"aten", "prims", "gg", "dist", "c10d", "_c10d_functional"}
 # Operators that return an alias of an argument although their schema does not say so.

@@ -15,12 +15,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from graphguard.capture import adapters
-from graphguard.capture.isolate import run_isolated
-from graphguard.capture.program import record_outputs
-from graphguard.capture.recorder import Recorder
+from graphguard.capture.torch import adapters
+from graphguard.capture.torch.isolate import run_isolated
+from graphguard.capture.torch.program import record_outputs
+from graphguard.capture.torch.record.recorder import Recorder
 from graphguard.errors import UsageError
-from graphguard.ir import Graph
+from graphguard.graph.ir import Graph
 
 LAYERS = 32
 WIDTH = 4096

@@ -20,19 +20,21 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Printed
 
-from graphguard import graph_json
 from graphguard.bench.llama import Llama
-from graphguard.capture.isolate import run_isolated
-from graphguard.capture.program import FunctionProgram
-from graphguard.capture.session import Subject, Take, capture_takes
-from graphguard.engine.classes import VARYING, Stream, streams
+from graphguard.capture.torch.isolate import run_isolated
+from graphguard.capture.torch.program import FunctionProgram
+from graphguard.capture.torch.session import Subject, Take, capture_takes
 from graphguard.engine.interpret import Interpretation, Interpreter
 from graphguard.engine.prove import _Prover, without_collection
-from graphguard.engine.table import Table
+from graphguard.engine.ranks.rank_classes import Stream, streams, varying
+from graphguard.engine.store.table import Table
 from graphguard.errors import InternalError
-from graphguard.expectation import Expectation
-from graphguard.ir import Graph, Mesh, Node
-from graphguard.joint import Joint, Match
+from graphguard.graph import json as graph_json
+from graphguard.graph.ir import Graph, Mesh, Node
+from graphguard.graph.matching import Joint, Match
+from graphguard.graph.placement import REPLICATE, Shard
+from graphguard.lemmas.known import all_lemmas
+from graphguard.relation.expectation import Expectation
 
 LAYERS = (16, 63, 126)
 LANES = (8, 1024)
@@ -85,15 +87,15 @@ def case_of(llama: Llama, ranks: int, texts: Sequence[Sequence[str]]) -> Case:
     sequential = graph_json.loads(texts[0][0])
     relations, graphs = zip(*(map(graph_json.loads, pair) for pair in texts[1:]), strict=True)
     expected = {f"grads.{name}": _expectation(placement) for name, (_, placement) in llama.layout().items()}
-    expected["loss"] = Expectation("Replicate", ("Replicate",))
+    expected["loss"] = Expectation(str(REPLICATE), (REPLICATE,))
     ids = dict.fromkeys(("tokens", "target"), (0, llama.vocab))
     stream = stream_of(relations, graphs, ranks)
     return Case(sequential, stream, joint_of(stream), expected, ids)
 
 
 def _expectation(placement: Any) -> Expectation:
-    name = f"Shard({placement.dim})" if placement.is_shard() else "Replicate"
-    return Expectation(name, (name,))
+    placed = Shard(placement.dim) if placement.is_shard() else REPLICATE
+    return Expectation(str(placed), (placed,))
 
 
 def stream_of(relations: Sequence[Graph], graphs: Sequence[Graph], ranks: int) -> Steps:
@@ -111,7 +113,7 @@ def _steps(graphs: Sequence[Graph], ranks: int) -> dict[tuple[int, int], int]:
         raise InternalError("the ranks of the benchmark have constants of their own")
     found: dict[tuple[int, int], int] = {}
     for position, nodes in enumerate(zip(*(graph.nodes for graph in graphs), strict=True)):
-        for place in VARYING.get(nodes[0].op.replace("_.", "."), ()):
+        for place in varying(nodes[0].op):
             numbers: list[Any] = [node.args[place] for node in nodes if place < len(node.args)]
             if not numbers or type(numbers[0]) is not int or len(set(numbers)) == 1:
                 continue
@@ -156,7 +158,7 @@ def measure(case: Case) -> Measurement:
 def _measured(case: Case, before: int) -> Measurement:
     begun = time.perf_counter()
     table = Table()
-    interpreter = Interpreter(table)
+    interpreter = Interpreter(table, all_lemmas())
     inputs = {name: interpreter.input(name, value.shape) for name, value in case.sequential.inputs.items()}
     for name, (low, high) in case.ranges.items():
         for term in inputs[name].terms:
@@ -166,7 +168,9 @@ def _measured(case: Case, before: int) -> Measurement:
     table.recording = False
     (environment,) = interpreter.run_streams([case.stream], case.joint, inputs)
     interpreted = time.perf_counter()
-    found = Interpretation(table, sequential, [(case.stream, environment)], interpreter.opaque, interpreter.fallbacks)
+    found = Interpretation(
+        table, interpreter.lemmas, sequential, [(case.stream, environment)], interpreter.opaque, interpreter.fallbacks
+    )
     proof = _Prover(found, case.sequential, case.joint, case.expected).run()
     ended = time.perf_counter()
     if not proof.proved:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from graphguard.relation import Input
+from graphguard.capture.torch.relation.inputs import Input
 
 _BEFORE_SPLIT = ("attention_norm", "mlp_norm", "norm")  # parameters that meet one rank's tokens only
 

@@ -1,1 +1,1 @@
-"""From a PyTorch program to its exact graph, on a CPU, without data. Nothing here proves anything."""
+"""From programs to problems that are stated in graphs. Nothing here proves anything."""

@@ -7,30 +7,30 @@ there once all members have posted. What cannot be described is Unknown, with a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphguard.engine import draws
-from graphguard.engine.classes import Stream
-from graphguard.engine.collective import Groups
-from graphguard.engine.draws import Draws
-from graphguard.engine.exposed import exposed, is_exposed
-from graphguard.engine.lane import collapse
-from graphguard.engine.meeting import Meeting
-from graphguard.engine.memo import Memo, word
-from graphguard.engine.ops import Ops, fraction
-from graphguard.engine.part import Axis, Whole
-from graphguard.engine.sums import named
-from graphguard.engine.table import Need, Table
-from graphguard.engine.term import ONE, Factor, Index, Term, Undescribed, Value
-from graphguard.engine.unknown import Described, Environment, Unknown
-from graphguard.ir import Arg, Constant, Graph, Node
-from graphguard.ir import Value as Tensor
-from graphguard.joint import Joint
-from graphguard.lemmas import registry
+from graphguard.engine.algebra.sums import named
+from graphguard.engine.ranks import draws
+from graphguard.engine.ranks.collective import Groups
+from graphguard.engine.ranks.collective_call import CollectiveCall
+from graphguard.engine.ranks.draws import Draws
+from graphguard.engine.ranks.rank_classes import Stream
+from graphguard.engine.store.memo import Memo, word
+from graphguard.engine.store.need import Need
+from graphguard.engine.store.table import Table
+from graphguard.engine.tensors.ops import Ops, fraction
+from graphguard.engine.terms.lane import collapse
+from graphguard.engine.terms.part import Axis, Whole
+from graphguard.engine.terms.term import ONE, Factor, Index, Term, Undescribed, Value
+from graphguard.engine.terms.unknown import Described, Environment, Unknown
+from graphguard.graph.exposure import exposed, is_exposed
+from graphguard.graph.ir import Arg, Constant, Graph, Node
+from graphguard.graph.ir import Value as Tensor
+from graphguard.graph.matching import Joint
 
 
 class UserLemma(Protocol):
@@ -44,7 +44,15 @@ class UserLemma(Protocol):
     ) -> Sequence[Described]: ...
 
 
-Lemmas = Mapping[str, UserLemma]  # by operator
+@dataclass(frozen=True)
+class Lemmas:
+    """What operators mean. It is handed in: the engine itself knows no operator.
+
+    rows: the descriptions of a node's outputs, given those of its arguments; None if no row knows the operator.
+    own: the user's, by operator, which come first."""
+
+    rows: Callable[[Table, Node, tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
+    own: Mapping[str, UserLemma] = field(default_factory=dict)
 
 
 class NodeNeeds(NamedTuple):
@@ -59,6 +67,7 @@ class Interpretation:
     """The descriptions of all tensors: of the sequential program, and of each stream of ranks."""
 
     table: Table
+    lemmas: Lemmas
     sequential: Environment = field(default_factory=dict)
     streams: list[tuple[Stream, Environment]] = field(default_factory=list)
     opaque: set[str] = field(default_factory=set)
@@ -68,13 +77,10 @@ class Interpretation:
     draws: Draws = field(default_factory=Draws)
 
 
-MOST_RUNS = 8  # of neighbouring numbers in a constant
-
-
 class Interpreter:
-    def __init__(self, table: Table, lemmas: Lemmas | None = None):
+    def __init__(self, table: Table, lemmas: Lemmas):
         self.table, self.ops, self.memo = table, Ops(table), Memo(table)
-        self.lemmas = lemmas or {}
+        self.lemmas = lemmas
         self.relied_on: dict[str, UserLemma] = {}  # lemmas of the user that described something, by operator
         self.opaque: set[str] = set()  # operators that no row describes
         self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
@@ -88,24 +94,24 @@ class Interpreter:
         unknown = _unknown_in(args) or (_unknown_in(kwargs.values()) if kwargs else None)
         if unknown is not None:
             return [unknown] * len(node.outputs)
-        reason, before = f"no lemma describes {node.op}", len(self.table.needs)
+        reason, before = f"no lemma describes {node.op}", self.table.needs.count()
         results: Sequence[Any] | None
         try:
             results = self._special(node, args, lanes)
-            if results is None and node.op in self.lemmas:
-                results = tuple(self.lemmas[node.op].describe(self, node, args, kwargs, lanes))
-                self.relied_on[node.op] = self.lemmas[node.op]
+            if results is None and node.op in self.lemmas.own:
+                results = tuple(self.lemmas.own[node.op].describe(self, node, args, kwargs, lanes))
+                self.relied_on[node.op] = self.lemmas.own[node.op]
             if results is None:
                 operands: list[Value] = []
                 what = _what(node, args, kwargs, operands)
-                results = self.memo.describe(what, operands, lambda: registry.describe(self.table, node, args, dict(kwargs)))
+                results = self.memo.describe(what, operands, lambda: self.lemmas.rows(self.table, node, args, dict(kwargs)))
             if results is None:
                 self.opaque.add(node.op)
         except Undescribed as error:
             results, reason = None, str(error)
         if results is None:
             self.fallbacks.append((node, reason))
-            del self.table.needs[before:]
+            self.table.needs.forget_since(before)
             results = tuple(self._opaque(node, args, kwargs, reason))
         return [self._checked(node, tensor, result) for tensor, result in zip(node.outputs, results, strict=False)]
 
@@ -163,7 +169,7 @@ class Interpreter:
         atom = self.table.atom("part", (key, factor.atom.id))
         at = tuple(Index(((-2 - dim, 1),)) for dim in range(len(factor.at)))
         axes = (Axis(0, None, 1), *(Axis(0, None) for _ in factor.at))
-        self.table.note_whole(atom, Whole(count, axes, ONE, (Factor(factor.atom, at),)))
+        self.table.sums.note_whole(atom, Whole(count, axes, ONE, (Factor(factor.atom, at),)))
         part = term.with_(factors=(Factor(atom, (Index((), index), *factor.at)),))
         settled = self.table.settle(part)
         return Value(x.shape, () if settled is None else (settled,))
@@ -220,7 +226,7 @@ class Interpreter:
             return self.ops.full(constant.shape, array.flat[0].item())
         if array.ndim == 1 and array.dtype.kind in "iu" and array.size:
             runs = np.split(array, np.flatnonzero((array[1:] != array[:-1] + 1) | (array[1:] < array[:-1])) + 1)  # no wrap
-            if len(runs) <= MOST_RUNS:  # positions, such as those of the chunks that a rank has
+            if not self.table.over("constant_runs", len(runs)):  # positions, such as those of the chunks that a rank has
                 return self.ops.concat([self.ops.arange(len(run), int(run[0])) for run in runs], 0)
         if array.ndim >= 1 and (array == array[:1]).all():  # rows that are alike
             return self.ops.expand(self.ops.reshape(self._of(array[0], constant.dtype), (1, *array.shape[1:])), array.shape)
@@ -230,7 +236,7 @@ class Interpreter:
         found = self._atom("constant", constant, constant.shape)
         if not finite:
             for term in found.terms:
-                self.table.note_infinite(term.factors[0].atom)
+                self.table.facts.note_infinite(term.factors[0].atom)
         return found
 
     def _of(self, array: Any, dtype: str) -> Any:
@@ -245,7 +251,7 @@ class Interpreter:
         seen = exposed(graph)
         for node in graph.nodes:
             args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
-            self.table.exposed = is_exposed(node, seen)
+            self.table.stops.at, self.table.exposed = node, is_exposed(node, seen)
             results = self.random([node], args) or self.describe(node, args, kwargs, 1)
             for tensor, result in zip(node.outputs, results, strict=False):
                 if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1 and tensor.dtype != "bool":
@@ -361,12 +367,12 @@ class Player:
         args, kwargs = _bound(self.stream.arguments("graphs", position), self.environment)
         if node.op == "dist.wait":
             return
-        before = len(self.interpreter.table.needs)
-        self.interpreter.table.exposed = is_exposed(node, self.seen)
+        before = self.interpreter.table.needs.count()
+        self.interpreter.table.stops.at, self.interpreter.table.exposed = node, is_exposed(node, self.seen)
         results = self._random(position, node, args) or self.interpreter.describe(node, args, kwargs, self.stream.lanes)
         self.environment |= zip(node.outputs, results, strict=False)
         self.interpreter.table.exposed = True
-        needs = tuple(self.interpreter.table.needs[before:])
+        needs = self.interpreter.table.needs.since(before)
         if needs:
             self.interpreter.needs.append(NodeNeeds(tuple(graph.nodes[position] for graph in self.stream.graphs), needs))
 
@@ -388,11 +394,12 @@ class Player:
             self.joint.match_of(rank, graph.nodes[position])
             for rank, graph in zip(self.stream.ranks, self.stream.graphs, strict=True)
         ]
-        meeting = Meeting(self, position, matches, where)
-        if not meeting.complete():
+        self.interpreter.table.stops.at = node
+        call = CollectiveCall(self, position, matches, where)
+        if not call.complete():
             return False
         try:
-            results = meeting.results(node)
+            results = call.results(node)
         except Undescribed as error:
             results = [Unknown(str(error), node)] * len(node.outputs)
         checked = [self.interpreter._checked(node, *each) for each in zip(node.outputs, results, strict=True)]

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphguard.arrangement import Arrangement
-from graphguard.findings import Finding
-from graphguard.ir import Source
-from graphguard.listing import Program
+from graphguard.graph.findings import Finding
+from graphguard.graph.ir import Source
+from graphguard.graph.limits import Stop
+from graphguard.graph.listing import ListedProgram
+from graphguard.graph.placement import Placements, parse
+from graphguard.relation.arrangement import Arrangement
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class Relation:
     type: str | None = None  # `f32[8, 64@tp]`, where that form exists
     note: str | None = None
     arrangement: Arrangement | None = None  # the tiles, where they are not those of placements
+
+    @property
+    def placed(self) -> Placements | None:
+        """The placements as values."""
+        return None if self.placements is None else parse(text for _, text in self.placements)
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,10 @@ class Proof:
     assumptions: list[str] = field(default_factory=list)
     conditions: tuple[Condition, ...] = ()  # under which the relations hold
     opaque: list[str] = field(default_factory=list)  # operators that no lemma describes, which the proof met
-    listing: Callable[[], list[Program]] | None = None  # the operations of both programs with the relation at each one
+    listing: Callable[[], list[ListedProgram]] | None = None  # the operations of both programs with the relation at each one
     operations: int = 0
     seconds: float = 0.0
+    stopped: tuple[Stop, ...] = ()  # limits that were reached on the way to outputs without a relation
     no_parts: dict[str, str] = field(default_factory=dict)  # outputs that are sums over ranks of no true parts: which kind
 
     @property

@@ -7,40 +7,42 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 
-from graphguard.engine.arrange import arranged, padded
-from graphguard.engine.classes import streams as classes_of
-from graphguard.engine.conditions import conditions_of
-from graphguard.engine.draws import matched
+from graphguard.engine.algebra.value import taken
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
-from graphguard.engine.labels import may_be_ignored
-from graphguard.engine.lane import at_lane
-from graphguard.engine.law import law_at
-from graphguard.engine.listing import Lister, telling
-from graphguard.engine.localise import Localiser, scale_in_words
-from graphguard.engine.ops import Ops
+from graphguard.engine.limits import Limits, ProofStops
 from graphguard.engine.proof import Proof, Relation
-from graphguard.engine.ranges import declared_span
-from graphguard.engine.relate import Held, Placements, Relator, held, held_in_a_row
-from graphguard.engine.show import arranged_relation, relation_of
-from graphguard.engine.span import stated_span
-from graphguard.engine.summands import Summands
-from graphguard.engine.table import Table
-from graphguard.engine.tangle import untangled
-from graphguard.engine.term import Atom, Value
-from graphguard.engine.unknown import Described, Unknown
-from graphguard.engine.value import taken
-from graphguard.findings import Finding
-from graphguard.holding import Holding
-from graphguard.ir import Graph, Mesh, Node, Source
-from graphguard.joint import Joint
-from graphguard.lines import OwnLines
-
-if TYPE_CHECKING:
-    from graphguard.expectation import Expectation
+from graphguard.engine.ranks.draws import matched
+from graphguard.engine.ranks.rank_classes import streams as classes_of
+from graphguard.engine.ranks.split_classes import without_overlaps
+from graphguard.engine.relate.arrangements import arranged, padded
+from graphguard.engine.relate.conditions import conditions_of
+from graphguard.engine.relate.law import law_at
+from graphguard.engine.relate.localise import Localiser, scale_in_words
+from graphguard.engine.relate.outputs import Held, Relator, held, held_in_a_row
+from graphguard.engine.relate.per_operation import Lister, telling
+from graphguard.engine.relate.show import arranged_relation, relation_of
+from graphguard.engine.relate.summands import Summands
+from graphguard.engine.store.interval import stated_interval
+from graphguard.engine.store.ranges import declared_span
+from graphguard.engine.store.table import Table
+from graphguard.engine.tensors.ops import Ops
+from graphguard.engine.terms.lane import at_lane
+from graphguard.engine.terms.term import Atom, Value
+from graphguard.engine.terms.unknown import Described, Unknown
+from graphguard.graph.ancestry import outputs_by_node
+from graphguard.graph.findings import Finding
+from graphguard.graph.ir import Graph, Mesh, Node, Source
+from graphguard.graph.labels import may_be_ignored
+from graphguard.graph.lines import OwnLines
+from graphguard.graph.matching import Joint
+from graphguard.graph.operators import RESHAPES, name_of
+from graphguard.graph.placement import Placements, on_mesh, partial_axes
+from graphguard.graph.tensor_layout import TensorLayout
+from graphguard.relation.expectation import FULL, LOCAL, Expectation
 
 Range = tuple[float | None, float | None]
 Ranges = Mapping[str, Range]
@@ -52,11 +54,12 @@ def prove(
     joint: Joint,
     relations: Sequence[Graph],
     *,
+    lemmas: Lemmas,
     expected: Mapping[str, Expectation] | None = None,
     ranges: Ranges | None = None,
-    lemmas: Lemmas | None = None,
     apart: bool = False,
     locate: bool = True,
+    limits: Limits | None = None,
 ) -> Proof:
     """How every sequential output is rebuilt from the ranks' outputs, for all inputs; or why that is not known.
 
@@ -65,7 +68,7 @@ def prove(
     told by itself, which is quicker."""
     begun = time.perf_counter()
     with without_collection():
-        found = interpret(sequential, joint, relations, ranges or {}, lemmas, apart)
+        found = interpret(sequential, joint, relations, ranges or {}, lemmas, apart, limits)
         proof = _Prover(found, sequential, joint, expected or {}, locate).run()
     proof.seconds = time.perf_counter() - begun
     return proof
@@ -88,22 +91,24 @@ def interpret(
     joint: Joint,
     relations: Sequence[Graph],
     ranges: Ranges,
-    lemmas: Lemmas | None = None,
+    lemmas: Lemmas,
     apart: bool = False,
+    limits: Limits | None = None,
 ) -> Interpretation:
     """Descriptions of all tensors of both programs."""
-    table = Table()
+    table = Table(ProofStops(limits, partial(outputs_by_node, sequential, joint)))
     table.ignores_by_default = may_be_ignored(joint.graphs)
     interpreter = Interpreter(table, lemmas)
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
     for name, value in inputs.items():
         _state_facts(table, [term.factors[0].atom for term in value.terms], sequential.inputs[name].dtype, ranges.get(name))
-    found = Interpretation(table, draws=matched(sequential, joint.graphs))
+    found = Interpretation(table, lemmas, draws=matched(sequential, joint.graphs))
     interpreter.draws = found.draws
     found.sequential = interpreter.run_sequential(sequential, inputs)
-    table.recording = False
-    streams = untangled(classes_of(joint.graphs, relations, apart), joint)
+    table.recording, table.stops.at = False, None
+    streams = without_overlaps(classes_of(joint.graphs, relations, apart), joint)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
+    table.stops.at = None
     found.opaque, found.fallbacks, found.needs = interpreter.opaque, interpreter.fallbacks, interpreter.needs
     found.relied_on = list(interpreter.relied_on.values())
     return found
@@ -117,7 +122,7 @@ def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | 
         if dtype.startswith(("int", "uint")) and (low, high) != (None, None):
             table.facts.declare(atom, *declared_span(*(None if end is None else int(end) for end in (low, high))))
         elif (low, high) != (None, None):
-            table.spans[atom.id] = stated_span(low, high)
+            table.facts.state(atom, stated_interval(low, high))
         if low is not None:
             atom.positive, atom.nonnegative = low > 0, low >= 0
 
@@ -144,6 +149,7 @@ class _Prover:
         for path, tensor in self.sequential.outputs.items():
             if tensor is None:
                 continue
+            self.found.table.stops.at = path
             result = self._relate(path, self.found.sequential[tensor])
             if isinstance(result, Relation):
                 self.proof.relations[path] = result
@@ -151,6 +157,8 @@ class _Prover:
                 self.proof.findings.append(replace(result, output=path))
                 if not self.locate:
                     break
+        self.found.table.stops.at = None
+        self.proof.stopped = self.found.table.stops.on_the_way_to([each.output for each in self.proof.findings if each.output])
         self.proof.findings.sort(key=self._order)
         self.proof.opaque = sorted(self.found.opaque)
         self.proof.operations = len(self.sequential.nodes) + sum(
@@ -166,7 +174,7 @@ class _Prover:
         ranges = [text for key, atom in sorted(inputs, key=lambda each: each[1].id) if atom.id in known
                   for text in known[atom.id].in_words(key, self.sequential.inputs[key].shape)]  # fmt: skip
         declared = [(key, atom) for key, atom in inputs if atom.nonnegative and not atom.indicator]
-        stated = self.found.table.spans
+        stated = {atom.id: each for _, atom in inputs if (each := self.found.table.facts.stated(atom)) is not None}
         told = known.keys() | stated.keys()
         signs = [f"{key} {'>' if atom.positive else '>='} 0" for key, atom in declared if atom.id not in told]
         spans = [text for key, atom in inputs if atom.id in stated for text in stated[atom.id].in_words(key)]
@@ -287,7 +295,7 @@ class _Prover:
             message = f"{path}: the ranks hold no parts of it: what they hold adds up to it, as some take away what others add"
         return self._at_output(kind, path, message, self._holding(path))
 
-    def _holding(self, path: str) -> tuple[Holding, ...]:
+    def _holding(self, path: str) -> tuple[TensorLayout, ...]:
         """How the ranks hold an output, up to a factor."""
         for number, (stream, _) in enumerate(self.found.streams):
             tensor = stream.graphs[0].outputs.get(path)
@@ -297,8 +305,8 @@ class _Prover:
                 return (holding,)
         return ()
 
-    def _placed(self, path: str, output: Held, placements: Placements, role: str) -> Holding:
-        return Holding(path, *self._type(path), output.mesh, output.order, placements, role=role)
+    def _placed(self, path: str, output: Held, placements: Placements, role: str) -> TensorLayout:
+        return TensorLayout(path, *self._type(path), output.mesh, output.order, placements, role=role)
 
     def _type(self, path: str) -> tuple[str, tuple[int, ...]]:
         tensor = self.sequential.outputs[path]
@@ -325,9 +333,7 @@ class _Prover:
 
     def _as_expected(self, path: str, whole: Value, output: Held, expectation: Expectation) -> Relation | Finding:
         if expectation.placements is not None:
-            placements: Placements = tuple(
-                p if size > 1 else "Replicate" for p, size in zip(expectation.placements, output.mesh.shape, strict=True)
-            )
+            placements = on_mesh(expectation.placements, output.mesh)
             sizes = [int(size) for size in whole.shape]
             if self.relator.fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
                 held = self.relator.summands(output, placements, stated=True)
@@ -348,17 +354,16 @@ class _Prover:
         message = f"{other.text.replace('   ', ' ')}, but {expectation.text} is expected"
         if other.arrangement is not None:
             return self._located("unexpected-relation", path, message)
-        if other.placements is not None and any(p.startswith("Partial") for _, p in other.placements):
-            axes = ", ".join(axis for axis, p in other.placements if p.startswith("Partial"))
-            message += f": the sum over axis {axes} is missing"
         holdings = []
-        if other.placements is not None:
-            holdings.append(self._placed(path, output, tuple(p for _, p in other.placements), "held"))
+        if other.placed is not None:
+            if summed := [output.mesh.names[axis] for axis in partial_axes(other.placed)]:
+                message += f": the sum over axis {', '.join(summed)} is missing"
+            holdings.append(self._placed(path, output, other.placed, "held"))
         if expectation.placements is not None:
             holdings.append(self._placed(path, output, expectation.placements, "expected"))
         return self._at_output("unexpected-relation", path, message, tuple(holdings))
 
-    def _at_output(self, kind: str, path: str, message: str, holdings: tuple[Holding, ...] = ()) -> Finding:
+    def _at_output(self, kind: str, path: str, message: str, holdings: tuple[TensorLayout, ...] = ()) -> Finding:
         """A finding about a value that is right in itself: at the operations that make it."""
         graph = next(graph for graph in self.joint.graphs if graph.outputs.get(path) is not None)
         after, before = _maker(graph, path), _maker(self.sequential, path)
@@ -378,14 +383,11 @@ class _Prover:
                 graph = graphs[rank]
                 if graph is None:
                     return False
-                local = Interpreter(self.found.table).run_graph(graph, {FULL: whole}, LOCAL)
+                local = Interpreter(self.found.table, Lemmas(self.found.lemmas.rows)).run_graph(graph, {FULL: whole}, LOCAL)
                 mine = taken(self.found.table, part.value, np.array([lane], dtype=np.int64))
                 if not isinstance(local, Value) or not self.relator.equal(local, mine):
                     return False
         return True
-
-
-FULL, LOCAL = "full", "local"  # the input and the output of an expectation's graphs
 
 
 def _maker(graph: Graph, path: str) -> Node | None:
@@ -394,10 +396,7 @@ def _maker(graph: Graph, path: str) -> Node | None:
     made = {output: node for node in graph.nodes for output in node.outputs}
     while tensor is not None and tensor in made:
         node = made[tensor]
-        if node.op.split(".")[1] not in _PASSED_OVER:
+        if name_of(node.op) not in RESHAPES:
             return node
         tensor = next(node.operands(), None)
     return None
-
-
-_PASSED_OVER = {"detach", "alias", "clone", "view", "t", "transpose", "permute", "_to_copy"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from graphguard.fuzz.trial import TRIALS, Result
 from graphguard.mutate.page import commit
-from graphguard.mutate.table import as_markdown
+from graphguard.mutate.tally import as_markdown
 
 _TEMPLATE = """\
 # Random programs

@@ -15,17 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from graphguard.capture import ranks
-from graphguard.capture.collectives import know_groups
-from graphguard.capture.program import record_outputs
-from graphguard.capture.recorder import Recorder
-from graphguard.capture.waits import watch_waits
+from graphguard.capture.torch.program import record_outputs
+from graphguard.capture.torch.record.recorder import Recorder
+from graphguard.capture.torch.relation.inputs import chunk
+from graphguard.capture.torch.world import ranks
+from graphguard.capture.torch.world.collectives import know_groups
+from graphguard.capture.torch.world.waits import watch_waits
 from graphguard.fuzz.steps import KINDS, Work, operands
-from graphguard.ir import Graph, Mesh
-from graphguard.joint import Joint, join
-from graphguard.prune import prune
-from graphguard.relation import chunk
-from graphguard.wellformed import require_wellformed
+from graphguard.graph.ir import Graph, Mesh
+from graphguard.graph.matching import Joint, join
+from graphguard.graph.prune import prune
+from graphguard.graph.wellformed import require_wellformed
 
 MOST_ELEMENTS = 2048  # of a tensor
 _SHAPES = ((4,), (4, 2), (2, 4), (4, 4), (8,), (4, 3), (2, 2, 2), (1, 4), (6,), ())
@@ -185,7 +185,7 @@ def _talks(chance: Random, x: Tensor, mesh: Mesh) -> tuple[str, Callable[[Tensor
 
 
 @dataclass
-class Program:
+class RandomProgram:
     seed: int
     mesh: Mesh
     inputs: dict[str, Given]
@@ -226,7 +226,7 @@ class _Growth:
         self.chance = Random(seed)
         mesh = Mesh.of(self.chance.choice(_MESHES))
         inputs = {f"x{n}": self._input(mesh) for n in range(self.chance.randint(2, 4))}
-        self.program = Program(seed, mesh, inputs)
+        self.program = RandomProgram(seed, mesh, inputs)
         whole = {name: torch.empty(given.shape, dtype=given.dtype, device="meta") for name, given in inputs.items()}
         self.sequential = list(whole.values())
         self.ranks = [[given.local(whole[n], mesh, rank) for n, given in inputs.items()] for rank in range(mesh.size)]
@@ -240,7 +240,7 @@ class _Growth:
         declared = dtype == torch.int64 and chance.random() < 0.6
         return Given(shape, dtype, cut, chance.randint(1, 5) if declared else None)
 
-    def grow(self, count: int) -> Program:
+    def grow(self, count: int) -> RandomProgram:
         for _ in range(8 * count):
             if len(self.program.steps) >= count:
                 break
@@ -285,7 +285,7 @@ class _Growth:
             tensors.append(part)
 
 
-def grown(seed: int) -> Program:
+def grown(seed: int) -> RandomProgram:
     """The program of a number."""
     chance = Random(f"length {seed}")
     return _Growth(seed).grow(chance.randint(3, 14))
@@ -299,7 +299,7 @@ class Graphs:
     relations: list[Graph]
 
 
-def graphs_of(program: Program) -> Graphs:
+def graphs_of(program: RandomProgram) -> Graphs:
     """Both sides as capture records them, all in this process: the steps leave nothing behind. But torch is patched, so that
     the process is good for nothing else."""
     with _quiet():
@@ -322,7 +322,7 @@ def graphs_of(program: Program) -> Graphs:
     return Graphs(sequential, join(graphs), relations)
 
 
-def _relation(program: Program, rank: int) -> Graph:
+def _relation(program: RandomProgram, rank: int) -> Graph:
     local = lambda **full: {name: given.local(full[name], program.mesh, rank) for name, given in program.inputs.items()}  # noqa: E731
     return _recorded(Graph(f"inputs of rank {rank}", mesh=program.mesh, rank=rank), program.inputs, local)
 

@@ -9,26 +9,26 @@ from dataclasses import dataclass, field
 import torch
 
 from graphguard.aten.kernels import Kernels, Lookup
-from graphguard.engine.claims import Wrong
+from graphguard.audit.claims import audit_claims
 from graphguard.engine.interpret import Interpretation
-from graphguard.engine.needs import Needs
+from graphguard.engine.numeric.claims import Wrong
 from graphguard.engine.proof import Proof, Relation
 from graphguard.engine.prove import interpret, prove
+from graphguard.engine.relate.needs import Needs
 from graphguard.errors import GraphGuardError, ReplayError
-from graphguard.expectation import Expectation
-from graphguard.fuzz.program import Given, Graphs, Program, graphs_of
-from graphguard.ir import Node
+from graphguard.fuzz.program import Given, Graphs, RandomProgram, graphs_of
+from graphguard.graph.ir import Node
+from graphguard.graph.operators import COMPARES, name_of
+from graphguard.lemmas.known import all_lemmas
 from graphguard.mutate.specimen import as_stated
-from graphguard.oracle.claims import audit_claims
 from graphguard.oracle.indexed import lie_inside
 from graphguard.oracle.overflow import overflows
 from graphguard.oracle.replay import Run, run, run_joint
+from graphguard.relation.expectation import Expectation
 
 Tensors = dict[str, torch.Tensor]
 TRIALS = 8
 _NOISE, _SHAKES, _SHORT = 1e-13, 3, 30  # relative; how often; numbers of so many bits are taken to be exact
-_SATURATED = 300
-_LARGE = 30  # a number of which an exponential, in a power, may be too much for what evaluates descriptions
 _NEAR = 1e-6  # relative to the largest element
 
 
@@ -52,7 +52,7 @@ class Result:
     left_out: str | None = None
 
 
-def looked_at(program: Program) -> Result:
+def looked_at(program: RandomProgram) -> Result:
     """All that is said of a program, compared."""
     result = Result(program.seed, program.mesh.size, len(program.steps))
     try:
@@ -64,8 +64,8 @@ def looked_at(program: Program) -> Result:
         result.left_out = f"the ranks do not fit together: {graphs.joint.findings[0].kind}"
         return result
     everything = (graphs.sequential, graphs.joint, graphs.relations)
-    found = interpret(*everything, program.ranges)
-    proof = prove(*everything, ranges=program.ranges, locate=False)
+    found = interpret(*everything, program.ranges, all_lemmas())
+    proof = prove(*everything, lemmas=all_lemmas(), ranges=program.ranges, locate=False)
     result.proved = len(proof.relations)
     result.unproved = sum(value is not None for value in graphs.sequential.outputs.values()) - result.proved
     for number in range(TRIALS):
@@ -78,7 +78,7 @@ def looked_at(program: Program) -> Result:
 
 
 def _compare(
-    result: Result, program: Program, graphs: Graphs, found: Interpretation, proof: Proof, alone: Tensors, inputs: Tensors
+    result: Result, program: RandomProgram, graphs: Graphs, found: Interpretation, proof: Proof, alone: Tensors, inputs: Tensors
 ) -> None:
     try:
         states = _ranks(graphs, inputs)
@@ -118,9 +118,7 @@ def _compare_claims(
     audit = audit_claims(found, graphs.sequential, graphs.joint, graphs.relations, inputs)
     result.compared += audit.compared
     result.undescribed += audit.undescribed
-    large = any(float(tensor.double().abs().max()) > _LARGE for tensor in inputs.values() if tensor.numel())
-    wrong = [each for each in audit.wrong if (each.rank is None or of_ranks) and not (large and each.said_undefined)]
-    first = _first(wrong)
+    first = _first([each for each in audit.wrong if each.rank is None or of_ranks])
     if first is None:
         return
     if not _by_rounding(graphs, first, states, inputs):
@@ -157,7 +155,7 @@ def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Te
     floats = (tensor for each in (alone, *states) for tensor in each.values.values() if tensor.is_floating_point())
     if all(bool(_is_short(each).all()) for each in floats):
         return False
-    if _turns(wrong, state) or _is_saturated(wrong, state):
+    if wrong.node is not None and _turns(wrong.node, state):
         return True
     for seed in range(_SHAKES):
         noisy = _noisy(graphs, inputs, seed)
@@ -172,33 +170,24 @@ def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Te
     return False
 
 
-_COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
 _STEP = {"floor", "ceil", "round", "trunc", "frac", "sign", "sgn", "any", "all", "count_nonzero", "_to_copy", "copy", "sum"}
 _DIVIDE = {"div", "floor_divide", "remainder", "fmod"}
 
 
-def _turns(wrong: Wrong, state: Run) -> bool:
+def _turns(node: Node, state: Run) -> bool:
     """Whether an operation turns where its operands are, but for rounding: numbers that are next to each other, or to a whole
     one."""
-    if wrong.node is None:
-        return False
-    operands = [state.values[operand].double() for operand in wrong.node.operands()]
-    operands += [torch.tensor(float(arg)) for arg in wrong.node.args if isinstance(arg, (int, float))]
-    name = wrong.node.op.split(".")[1].removesuffix("_")
+    operands = [state.values[operand].double() for operand in node.operands()]
+    operands += [torch.tensor(float(arg)) for arg in node.args if isinstance(arg, (int, float))]
+    name = name_of(node.op)
     if name in _STEP:
         return _are_near(operands[0], operands[0].round())
-    if name in _COMPARE:
+    if name in COMPARES:
         return _are_near(operands[0], operands[1])
     if name in _DIVIDE and len(operands) > 1:
         quotient = operands[0] / operands[1]
         return _are_near(quotient, quotient.round())
     return False
-
-
-def _is_saturated(wrong: Wrong, state: Run) -> bool:
-    """Whether an exponential of what an operation is given is too much for what evaluates descriptions."""
-    operands = () if wrong.node is None else map(state.values.__getitem__, wrong.node.operands())
-    return any(each.is_floating_point() and bool((each.abs() > _SATURATED).any()) for each in operands)
 
 
 def _are_near(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -208,6 +197,12 @@ def _are_near(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _is_short(tensor: torch.Tensor) -> torch.Tensor:
     mantissa = torch.frexp(tensor)[0] * 2.0**_SHORT
     return mantissa == mantissa.round()
+
+
+def _is_rounded(node: Node, state: Run) -> bool:
+    """Whether an operand has more bits than those that are taken to be exact."""
+    operands = (state.values[operand] for operand in node.operands())
+    return any(each.is_floating_point() and not bool(_is_short(each).all()) for each in operands)
 
 
 def _noisy(graphs: Graphs, inputs: Tensors, seed: int) -> tuple[Run, list[Run]] | None:
@@ -229,7 +224,7 @@ def _distance(plain: torch.Tensor, other: torch.Tensor) -> float:
 # ---------------------------------------------------------------------- outputs
 def _compare_output(
     result: Result,
-    program: Program,
+    program: RandomProgram,
     graphs: Graphs,
     relation: Relation,
     states: Sequence[Run],
@@ -238,9 +233,9 @@ def _compare_output(
 ) -> None:
     path = relation.path
     parts = {rank: part for rank, state in enumerate(states) if (part := state.outputs().get(path)) is not None}
-    if relation.placements is None:
+    if relation.placed is None:
         return
-    stated = Expectation(relation.text, tuple(placement for _, placement in relation.placements))
+    stated = Expectation(relation.text, relation.placed)
     size = float(alone[path].double().abs().max()) if alone[path].numel() else 0.0
     if as_stated(alone[path], parts, stated, program.mesh, _NEAR * max(1.0, size)):
         return
@@ -249,7 +244,9 @@ def _compare_output(
 
 
 def _is_shaky(graphs: Graphs, path: str, states: Sequence[Run], alone: Tensors, inputs: Tensors) -> bool:
-    """Whether noise in all results moves an output, on either side."""
+    """Whether noise in all results moves an output, on either side, or numbers that were rounded are next to each other."""
+    if any(_turns(node, state) for state in states for node in state.graph.nodes if _is_rounded(node, state)):
+        return True
     for seed in range(_SHAKES):
         noisy = _noisy(graphs, inputs, seed)
         if noisy is None:
@@ -282,7 +279,7 @@ def _present(outputs: Mapping[str, torch.Tensor | None]) -> Tensors:
 
 
 # ---------------------------------------------------------------------- inputs
-def _inputs(program: Program, number: int) -> Tensors:
+def _inputs(program: RandomProgram, number: int) -> Tensors:
     """The first two trials are plain; in the others each input has a pattern of its own."""
     generator = torch.Generator().manual_seed(1000 * program.seed + number)
     return {

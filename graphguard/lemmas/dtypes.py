@@ -2,7 +2,7 @@
 
 Rows compute with real numbers. Torch does not: booleans add up to True, 8 bits wrap around, a float is cut off where it becomes
 a whole number. So a call has a signature, the classes of its operands and results, and a row is asked only about signatures
-that `audited.txt` lists for it. `python -m graphguard.oracle.dtypes` makes that file.
+that `audited.txt` lists for it. `python -m graphguard.audit.dtypes` makes that file.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.ir import Node, values_in
-from graphguard.ir import Value as Tensor
+from graphguard.graph.dtypes import CLASSES, class_of, is_narrow
+from graphguard.graph.ir import Node, values_in
+from graphguard.graph.ir import Value as Tensor
+from graphguard.graph.operators import ADDS_AT, GROWS, WRITES, name_of
 
 FILE = "audited.txt"
-CLASSES = {
-    "f": "floats",
-    "c": "complex numbers",
-    "w": "whole numbers",  # of 32 or 64 bits, with a sign: they are taken not to overflow
-    "n": "narrow whole numbers",  # all others, which do
+_WORDS = {
+    **CLASSES,
     "m": "narrow whole numbers of another dtype",  # than those before
-    "b": "booleans",
     "r": "a float that is no tensor",
 }
 _RANGES = {"int8": (-128, 127), "int16": (-32768, 32767), "uint8": (0, 255), "uint16": (0, 65535),
@@ -33,28 +31,8 @@ _RANGES = {"int8": (-128, 127), "int16": (-32768, 32767), "uint8": (0, 255), "ui
 
 
 # What these give may not fit into few bits. The audit meets some numbers only, and not -128 // -1.
-_COMPUTING = {
-    "abs", "add", "addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "baddbmm", "bmm", "convolution", "cumprod",
-    "cumsum", "div", "dot", "floor_divide", "lerp", "linear", "matmul", "mm", "mul", "mv", "neg", "outer", "pow", "prod",
-    "rsub", "square", "sub", "sum", "trace",
-}  # fmt: skip
-
-_PUTTING = {
-    "_index_put_impl", "_unsafe_index_put", "as_strided_scatter", "diagonal_scatter", "index_add", "index_copy", "index_fill",
-    "index_put", "masked_fill", "masked_scatter", "scatter", "scatter_add", "scatter_reduce", "select_scatter", "slice_scatter",
-}  # fmt: skip
-
-
-def class_of(dtype: str) -> str:
-    if dtype.startswith(("float", "bfloat")):
-        return "f"
-    if dtype.startswith("complex"):
-        return "c"
-    return "b" if dtype == "bool" else "w" if dtype in ("int32", "int64") else "n"
-
-
-def is_narrow(dtype: str) -> bool:
-    return class_of(dtype) == "n"
+_COMPUTING = GROWS | {"abs", "addcdiv", "div", "floor_divide", "lerp", "neg"}
+_PUTTING = WRITES | ADDS_AT
 
 
 def fits(number: Any, dtype: str) -> bool:
@@ -109,7 +87,7 @@ def _once(classes: str) -> str:
 def may_lose(operator: str, signature: str) -> bool:
     """Whether an operator may give other numbers than it computes, whatever the audit has met: few bits wrap around, and of
     floats that are put among whole numbers a part is cut off."""
-    name, (before, _, after) = operator.split(".")[1], signature.rpartition(":")[2].partition(">")
+    name, (before, _, after) = name_of(operator), signature.rpartition(":")[2].partition(">")
     wraps = name in _COMPUTING and not set(after).isdisjoint("nm")
     return wraps or (name in _PUTTING and not set(before).isdisjoint("fr") and set(after).isdisjoint("fc"))
 
@@ -124,6 +102,6 @@ def audited() -> dict[str, frozenset[str]]:
 
 def in_words(signature: str) -> str:
     form, _, classes = signature.rpartition(":")
-    before, after = ([CLASSES[each] for each in side] for side in classes.split(">"))
+    before, after = ([_WORDS[each] for each in side] for side in classes.split(">"))
     how = {"": "", "in": " in place", "out": " written to out=", "each": " of a list"}[form]
     return f"{', '.join(before) or 'nothing'} to {', '.join(after) or 'nothing'}{how}"

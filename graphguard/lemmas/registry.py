@@ -1,28 +1,27 @@
-"""The table of lemmas. A row says what an operator computes, in operations that the engine describes exactly.
+"""Rows, and how they are written. A row says what an operator computes, in operations that the engine describes exactly.
 
-In-place, `out=` and `_foreach_` variants need no rows: they are derived from the plain operator. A complex tensor is described
-with one more dim of two, the real and the imaginary part; only rows that say so may see one.
+A complex tensor is described with one more dim of two, the real and the imaginary part; only rows that say so may see one.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 
-from graphguard.engine.lane import Lane, varies
-from graphguard.engine.ops import Ops
-from graphguard.engine.table import Table
-from graphguard.engine.term import Undescribed, Value
-from graphguard.ir import Node, values_in
-from graphguard.ir import Value as Tensor
-from graphguard.lemmas.dtypes import audited, fits, holds, in_words, is_narrow, signature
+from graphguard.engine.store.table import Table
+from graphguard.engine.tensors.ops import Ops
+from graphguard.engine.terms.lane import Lane, varies
+from graphguard.engine.terms.term import Undescribed, Value
+from graphguard.graph.dtypes import is_narrow
+from graphguard.graph.ir import Node
+from graphguard.graph.ir import Value as Tensor
+from graphguard.graph.operators import class_of
+from graphguard.lemmas.dtypes import fits, holds
+from graphguard.lemmas.spans import span_of
 
 Describe = Callable[..., Any]
 D = TypeVar("D", bound=Describe)
@@ -36,61 +35,31 @@ class Row:
     conditions: str  # what has to hold, else the operator is opaque
     describe: Describe
     complex: bool = False  # whether it may be asked about complex tensors
-    draws: bool = False  # whether nothing is said of its results
+
+    @property
+    def draws(self) -> bool:
+        """Whether nothing is said of its results."""
+        return class_of(self.operator) == "draws"
 
 
-_ROWS: dict[str, Row] = {}
-# `out=` overloads whose names do not lead to the plain ones.
-_OUT = {
-    "aten.mean.out": "aten.mean.dim", "aten.sum.IntList_out": "aten.sum.dim_IntList", "aten.prod.int_out": "aten.prod.dim_int",
-    "aten.max.out": "aten.maximum.default", "aten.min.out": "aten.minimum.default", "aten.any.out": "aten.any.dim",
-    "aten.all.out": "aten.all.dim", "aten.div.out_mode": "aten.div.Tensor_mode",
-    "aten.arange.start_out": "aten.arange.start_step",
-    "aten.topk.values": "aten.topk.default", "aten.sort.values": "aten.sort.default", "aten.max.dim_max": "aten.max.dim",
-    "aten.min.dim_min": "aten.min.dim", "aten.norm.out": "aten.norm.ScalarOpt_dim",
-}  # fmt: skip
+ROWS: dict[str, Row] = {}
 
 
-def row(*operators: str, means: str, needs: str = "", complex: bool = False, draws: bool = False) -> Callable[[D], D]:
-    """Register what operators mean. The function gets a Call and the operator's arguments, tensors as descriptions."""
+def row(*operators: str, means: str, needs: str = "", complex: bool = False) -> Callable[[D], D]:
+    """Register what operators mean. The function gets a Call and the operator's arguments, tensors as descriptions. Their
+    class stands in `graph/operators.py`, where parts that know no lemmas find it."""
 
     def register(describe: D) -> D:
         for operator in operators:
-            if operator in _ROWS:
+            if operator in ROWS:
                 raise ValueError(f"{operator} has two rows")
+            if class_of(operator) is None:
+                raise ValueError(f"{operator} has a row and no class: say in graph/operators.py which it is")
             kind = describe.__module__.rsplit(".", 1)[-1]
-            _ROWS[operator] = Row(operator, kind, means, needs, describe, complex, draws)
+            ROWS[operator] = Row(operator, kind, means, needs, describe, complex)
         return describe
 
     return register
-
-
-@cache
-def _load() -> None:
-    from graphguard.lemmas import (  # noqa: F401 - importing a family registers its rows
-        activation,
-        arithmetic,
-        attention,
-        contraction,
-        convolution,
-        creation,
-        imaginary,
-        index,
-        loss,
-        mask,
-        norm,
-        optimizer,
-        order,
-        random,
-        reduction,
-        view,
-    )
-
-
-def rows() -> Iterable[Row]:
-    """All rows, by name."""
-    _load()
-    return [_ROWS[operator] for operator in sorted(_ROWS)]
 
 
 class Call(Ops):
@@ -190,8 +159,6 @@ class Call(Ops):
         return self.fn("narrowed", self.fn("trunc", x), parameters=(after,))  # of what it has no number for, C says nothing
 
     def _is_known_to_fit(self, x: Value, dtype: str) -> bool:
-        from graphguard.lemmas.whole import span_of  # it builds on this module
-
         span = span_of(self.table, x)
         return span is not None and all(fits(end, dtype) for end in span)
 
@@ -210,116 +177,3 @@ def is_whole(dtype: str) -> bool:
 
 def described_shape(tensor: Tensor) -> tuple[int, ...]:
     return (*tensor.shape, 2) if tensor.dtype.startswith("complex") else tensor.shape
-
-
-def lookup(operator: str) -> Row | None:
-    """The row of an operator, or of the plain operator that it is a variant of."""
-    _load()
-    if operator.startswith("aten._foreach_"):
-        return _each(operator)
-    return next((_ROWS[name] for name in _plain_names(operator) if name in _ROWS), None)
-
-
-def _plain_names(operator: str) -> Iterable[str]:
-    """`aten.add_.Tensor` is `aten.add.Tensor`, `aten.add.out` is `aten.add.Tensor` or the like."""
-    yield operator
-    if operator in _OUT:
-        yield _OUT[operator]
-    parts = operator.split(".")
-    if len(parts) != 3:
-        return
-    namespace, name, overload = parts
-    if name.endswith("_") and not name.endswith("__"):
-        yield f"{namespace}.{name[:-1]}.{overload}"
-    if overload.endswith("_out"):
-        yield f"{namespace}.{name}.{overload.removesuffix('_out')}"
-    if overload == "out":
-        yield f"{namespace}.{name}.default"
-        yield f"{namespace}.{name}.Tensor"
-
-
-def _each(operator: str) -> Row | None:
-    """The row that a list operator applies to each element of its lists."""
-    namespace, name, overload = operator.split(".")
-    name = name.removeprefix("_foreach_").removesuffix("_")
-    candidates = {
-        "List": ("Tensor", "default", "Tensor_Tensor"),
-        "Scalar": ("Scalar", "default", "Tensor_Scalar"),
-        "ScalarList": ("Scalar", "default", "Tensor_Scalar"),
-        "ScalarAndTensor": ("Scalar",),
-        "Tensor": ("Tensor", "default"),
-        "default": ("default",),
-    }.get(overload, ())
-    return next((_ROWS[full] for each in candidates if (full := f"{namespace}.{name}.{each}") in _ROWS), None)
-
-
-_UNGUARDED: list[None] = []
-
-
-@contextmanager
-def unguarded() -> Iterator[None]:
-    """Rows are asked about all dtypes: for the audit, which finds out what they may be asked about."""
-    _UNGUARDED.append(None)
-    try:
-        yield
-    finally:
-        _UNGUARDED.pop()
-
-
-@cache
-def _signature(describe: Describe) -> inspect.Signature:
-    return inspect.signature(describe)
-
-
-def describe(table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The descriptions of a node's outputs; None if no row knows the operator."""
-    found = lookup(node.op)
-    if found is None:
-        return None
-    if node.op.startswith("aten._foreach_"):
-        return _describe_each(found, table, node, args, kwargs)
-    written = {name.split(".")[0] for name in node.writes}  # `out.1` is an element of the list `out`
-    for name in [name for name in kwargs if name in written and name not in _signature(found.describe).parameters]:
-        del kwargs[name]  # of an `out=` tensor only the memory counts
-    result = _described(found, table, node, args, kwargs, node.op)
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _described(found: Row, table: Table, node: Node, args: Sequence[Any], kwargs: dict[str, Any], op: str) -> Any:
-    """The one place where rows are asked, and where it is seen to it that they may be."""
-    if not found.complex and any(v.dtype.startswith("complex") for v in (*node.operands(), *node.outputs)):
-        raise Undescribed(f"{node.op} of complex numbers")
-    if not found.draws and not _UNGUARDED:
-        called = signature(found.operator, node, op)
-        if called not in audited().get(found.operator, ()):
-            raise Undescribed(f"{op}, {in_words(called)}, for which its lemma is not audited")
-    call = Call(table, node)
-    try:
-        _signature(found.describe).bind(call, *args, **kwargs)
-    except TypeError:
-        raise Undescribed(f"{node.op} with arguments that its lemma does not know") from None
-    return found.describe(call, *args, **kwargs)
-
-
-def _describe_each(found: Row, table: Table, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """`_foreach_add(xs, ys)` is add(x, y) for each pair."""
-    lengths = {len(arg) for arg in args if isinstance(arg, tuple)}
-    if len(lengths) != 1:
-        raise Undescribed("a list operator with lists of different lengths")
-    results = []
-    for number in range(lengths.pop()):
-        plain = Node(
-            found.operator,
-            tuple(arg[number] if isinstance(arg, tuple) else arg for arg in node.args),
-            node.kwargs,
-            (node.outputs[number],),
-            node.source,
-            node.backward,
-        )
-        each = [arg[number] if isinstance(arg, tuple) else arg for arg in args]
-        result = _described(found, table, plain, each, kwargs, node.op)
-        results.append(result[0] if isinstance(result, tuple) else result)
-    return tuple(results)
-
-
-__all__ = ["Call", "Row", "describe", "described_shape", "is_whole", "lookup", "row", "rows", "values_in"]

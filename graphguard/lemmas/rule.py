@@ -12,10 +12,10 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphguard.engine.term import Undescribed, Value
+from graphguard.engine.terms.term import Undescribed, Value
 from graphguard.errors import UsageError
-from graphguard.ir import Arg
-from graphguard.ir import Value as Tensor
+from graphguard.graph.ir import Arg
+from graphguard.graph.ir import Value as Tensor
 from graphguard.lemmas.registry import Call
 
 ELLIPSIS = "..."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphguard.ir import Symbol, Value
+from graphguard.graph.ir import Symbol, Value
 from graphguard.mutate.site import Site, is_float, same_type, substitute
 
 _DTYPES = ("int64", "int32", "int16", "int8", "uint8", "bool")

@@ -15,19 +15,18 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from graphguard.api import verify
 from graphguard.errors import GraphGuardError, InternalError
-from graphguard.mutate import table
-from graphguard.mutate.mutant import Breeder, DrawingError, Outcome, judged, mutants_of, rewrites_of, unmade
+from graphguard.mutate import tally
+from graphguard.mutate.mutant import Breeder, DrawingError, Judged, judged, mutants_of, rewrites_of, unmade
 from graphguard.mutate.mutants import KINDS
 from graphguard.mutate.page import page
 from graphguard.mutate.processes import Begin, Died, in_processes
 from graphguard.mutate.rewrites import REWRITES
 from graphguard.mutate.specimen import Specimen, specimen
-
-if TYPE_CHECKING:
-    from graphguard.api import Job
+from graphguard.pipeline import Job, collecting
 
 LIMIT = 10.0  # seconds for one proof
 _OPERATIONS = 4000  # that are proved in one turn of a check, about
@@ -38,8 +37,8 @@ class Turn:
     """What came of one turn of a check. failure: why there are none of it, where that is an error of ours."""
 
     check: str
-    mutants: Sequence[Outcome] = ()
-    rewrites: Sequence[Outcome] = ()
+    mutants: Sequence[Judged] = ()
+    rewrites: Sequence[Judged] = ()
     failure: str | None = None
 
 
@@ -70,13 +69,13 @@ class Herd:
 
     def some(
         self, mutants: int, rewrites: int, limit: float = LIMIT, locate_every: int = 1
-    ) -> tuple[list[Outcome], list[Outcome]]:
+    ) -> tuple[list[Judged], list[Judged]]:
         return (
             list(self._outcomes(self.mutants, mutants, limit, locate_every)),
             list(self._outcomes(self.rewrites, rewrites, limit, 1)),
         )
 
-    def _outcomes(self, breeder: Breeder, count: int, limit: float, locate_every: int) -> Iterator[Outcome]:
+    def _outcomes(self, breeder: Breeder, count: int, limit: float, locate_every: int) -> Iterator[Judged]:
         for number in range(self.turns, self.turns + count):
             try:
                 mutant = breeder.draw()
@@ -105,8 +104,8 @@ class Plan:
 class Result:
     """failures: what went wrong, and not with a single mutant."""
 
-    mutants: list[Outcome] = field(default_factory=list)
-    rewrites: list[Outcome] = field(default_factory=list)
+    mutants: list[Judged] = field(default_factory=list)
+    rewrites: list[Judged] = field(default_factory=list)
     checks: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -114,7 +113,7 @@ class Result:
     def exit_code(self) -> int:
         """1 if something wrong was verified, 2 if something was not judged."""
         outcomes = [*self.mutants, *self.rewrites]
-        return 1 if table.unsound(outcomes) else 2 if self.failures or table.crashes(outcomes) else 0
+        return 1 if tally.unsound(outcomes) else 2 if self.failures or tally.crashes(outcomes) else 0
 
 
 def turns(cases: Sequence[Any], plan: Plan, begin: Begin) -> Iterator[Turn]:
@@ -169,11 +168,11 @@ def gathered(found: Iterable[Turn | Died], keep: Path | None = None) -> Result:
 
 
 def _tell(result: Result, turn: Turn, begun: float) -> None:
-    unsound = len(table.unsound([*result.mutants, *result.rewrites]))
+    unsound = len(tally.unsound([*result.mutants, *result.rewrites]))
     counts = f"{len(result.mutants)} mutants and {len(result.rewrites)} rewrites of {result.checks} checks, {unsound} unsound"
     print(f"{time.time() - begun:6.0f} s: {counts}; {turn.check}", flush=True)
     new = [*turn.mutants, *turn.rewrites]
-    for word, lines in (("UNSOUND", table.unsound(new)), ("CRASH", table.crashes(new))):
+    for word, lines in (("UNSOUND", tally.unsound(new)), ("CRASH", tally.crashes(new))):
         for line in lines:
             print(f"{word} {line}", flush=True)
 
@@ -200,23 +199,20 @@ def cases_below(folder: str, most_ranks: int, only: str, seed: int) -> list[Any]
 
 
 def job_of(case: Any) -> Job:
-    import graphguard as gg
-    from graphguard.api import collecting
-
     with collecting() as jobs:
-        gg.verify(case.sequential, case.distributed, **case.options)
+        verify(case.sequential, case.distributed, **case.options)
     return jobs[0]
 
 
 # ---------------------------------------------------------------------- the command
-def as_report(mutants: Sequence[Outcome], rewrites: Sequence[Outcome]) -> str:
+def as_report(mutants: Sequence[Judged], rewrites: Sequence[Judged]) -> str:
     """The tables, as text."""
-    parts = [table.as_text(table.MUTANTS, [table.mutant_cells(row) for row in table.rows(mutants, KINDS)])]
+    parts = [tally.as_text(tally.MUTANTS, [tally.mutant_cells(row) for row in tally.rows(mutants, KINDS)])]
     if rewrites:
-        parts.append(table.as_text(table.REWRITES, [table.rewrite_cells(row) for row in table.rows(rewrites, REWRITES)]))
-    parts += [f"UNSOUND {line}" for line in table.unsound([*mutants, *rewrites])]
-    parts += [f"CRASH {line}; please report it" for line in table.crashes([*mutants, *rewrites])]
-    why = table.reasons([*mutants, *rewrites])
+        parts.append(tally.as_text(tally.REWRITES, [tally.rewrite_cells(row) for row in tally.rows(rewrites, REWRITES)]))
+    parts += [f"UNSOUND {line}" for line in tally.unsound([*mutants, *rewrites])]
+    parts += [f"CRASH {line}; please report it" for line in tally.crashes([*mutants, *rewrites])]
+    why = tally.reasons([*mutants, *rewrites])
     if why:
         parts.append("\n".join(["equal, but unproven:", *(f"  {count} times: {reason}" for count, reason, _ in why)]))
     return "\n\n".join(parts)

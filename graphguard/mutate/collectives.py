@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 
-from graphguard.ir import Mesh, Node, Value
+from graphguard.graph.collectives import Share, of_share
+from graphguard.graph.ir import Mesh, Node, Value
 from graphguard.mutate.site import Site, flat, is_elementwise, keeps_shape, same_type
 
-_GATHERS = {"dist.all_gather_into_tensor"}
-_SCATTERS = {"dist.reduce_scatter_tensor"}
+_GATHERS, _SCATTERS = of_share(Share.GATHERED), of_share(Share.SCATTERED)
 _REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 
@@ -17,9 +17,9 @@ _REDUCTIONS = ("sum", "avg", "max", "min", "product")
 def drop_collective(site: Site) -> str | None:
     """The call is forgotten: the rank goes on with what it has itself."""
     node = site.node
-    if node.op == "dist.all_gather_into_tensor":
+    if node.op in _GATHERS:
         _repeat(site, site.operands[0])
-    elif node.op == "dist.reduce_scatter_tensor":
+    elif node.op in _SCATTERS:
         _own_part(site, site.operands[0])
     elif keeps_shape(node):
         site.keep(site.operands[0])
@@ -117,7 +117,7 @@ def change_reduction(site: Site) -> str | None:
 def change_group(site: Site) -> str | None:
     """The collective runs among other ranks."""
     node = site.node
-    if node.op not in ("dist.all_reduce", "dist.broadcast", "dist.reduce") and node.op not in _GATHERS | _SCATTERS:
+    if node.op not in of_share(Share.WHOLE) | _GATHERS | _SCATTERS:
         return None
     partitions = [
         partition

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from graphguard.errors import UsageError
-from graphguard.mutate import table
+from graphguard.mutate import tally
 from graphguard.mutate.campaign import LIMIT, Result, as_report
-from graphguard.mutate.mutant import Mutant, Outcome, judged, mutants_of, rewrites_of
+from graphguard.mutate.mutant import Judged, Mutant, judged, mutants_of, rewrites_of
 from graphguard.mutate.specimen import specimen
-
-if TYPE_CHECKING:
-    from graphguard.api import Job
+from graphguard.pipeline import Job
 
 _REWRITES = 10  # one rewrite for so many mutants
 
@@ -23,7 +20,7 @@ def mutate(name: str, job: Job, count: int, seed: int) -> int:
     if count < 1:
         raise UsageError(f"-n {count}: write how many mutants are made, from 1 on")
     subject = specimen(name, job)
-    outcomes: list[list[Outcome]] = []
+    outcomes: list[list[Judged]] = []
     for breed, number in ((mutants_of, count), (rewrites_of, -(-count // _REWRITES))):
         outcomes.append(
             [judged(subject, mutant, LIMIT) for mutant in _shown(breed(subject, str(seed)).several(number), number)]
@@ -49,8 +46,8 @@ def _clear() -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _summary(mutants: list[Outcome]) -> str:
-    every = table.Row("all", mutants)
+def _summary(mutants: list[Judged]) -> str:
+    every = tally.Tally("all", mutants)
     faults = every.refused + every.unsound
     text = f"{len(mutants)} mutants: {faults} compute something else, of which {every.refused} do not verify"
     if every.unsound:

@@ -14,15 +14,15 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from graphguard.findings import Finding
-from graphguard.ir import Graph, Node, Source
-from graphguard.joint import Joint, join
+from graphguard.graph.findings import Finding
+from graphguard.graph.ir import Graph, Node, Source
+from graphguard.graph.matching import Joint, join
+from graphguard.graph.wellformed import require_wellformed
+from graphguard.mutate.changed_lines import Place, Places
 from graphguard.mutate.mutants import KINDS, ON_ONE_RANK, TOGETHER
-from graphguard.mutate.places import Place, Places
 from graphguard.mutate.rewrites import REWRITES
 from graphguard.mutate.site import Change, Site
 from graphguard.mutate.specimen import Specimen
-from graphguard.wellformed import require_wellformed
 
 _TRIES = 40  # to draw a change that can be made
 
@@ -42,7 +42,7 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Judged:
     """What execution and the prover say of a mutant.
 
     difference: how it differs from the sequential program, or None. gave_up: the prover was stopped. crash: what was raised
@@ -178,12 +178,12 @@ def _by_name(graph: Graph) -> dict[object, int]:
 
 
 # ---------------------------------------------------------------------- judging
-def unmade(specimen: Specimen, error: DrawingError) -> Outcome:
+def unmade(specimen: Specimen, error: DrawingError) -> Judged:
     """What comes of a change that could not be made."""
-    return Outcome(error.kind, specimen.name, error.kind, None, False, False, str(error), None, 0.0, str(error))
+    return Judged(error.kind, specimen.name, error.kind, None, False, False, str(error), None, 0.0, str(error))
 
 
-def judged(specimen: Specimen, mutant: Mutant, limit: float, locate: bool = True) -> Outcome:
+def judged(specimen: Specimen, mutant: Mutant, limit: float, locate: bool = True) -> Judged:
     """Both verdicts on a mutant. The prover is stopped after `limit` seconds."""
     begun = time.perf_counter()
     findings, gave_up, crash = mutant.joint.findings, False, None
@@ -200,7 +200,7 @@ def judged(specimen: Specimen, mutant: Mutant, limit: float, locate: bool = True
         gave_up = True
     except Exception as error:  # whatever it is, the other mutants can be judged
         crash = _crash(error)
-    return Outcome(
+    return Judged(
         mutant.kind,
         specimen.name,
         str(mutant),

@@ -6,7 +6,7 @@ import itertools
 import struct
 from collections.abc import Sequence
 
-from graphguard.ir import Arg, Constant, Symbol, Value, values_in
+from graphguard.graph.ir import Arg, Constant, Symbol, Value, values_in
 from graphguard.mutate.site import SUMS, Site, is_float, same_type, substitute
 
 _SCALARS = {"aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar", "aten.pow.Tensor_Scalar"}

@@ -7,8 +7,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from graphguard.mutate import table
-from graphguard.mutate.mutant import Outcome
+from graphguard.mutate import tally
+from graphguard.mutate.mutant import Judged
 from graphguard.mutate.mutants import KINDS
 from graphguard.mutate.rewrites import REWRITES
 
@@ -77,8 +77,8 @@ catch if somebody broke the program. It exits with 1 if a false proof is found; 
 
 
 def page(
-    mutants: Sequence[Outcome],
-    rewrites: Sequence[Outcome],
+    mutants: Sequence[Judged],
+    rewrites: Sequence[Judged],
     command: str,
     seconds: float,
     families: Mapping[str, str],
@@ -88,9 +88,9 @@ def page(
     page says so."""
     from graphguard.mutate.specimen import FURTHER, TRIALS
 
-    rows, others = table.rows(mutants, KINDS), table.rows(rewrites, REWRITES)
+    rows, others = tally.rows(mutants, KINDS), tally.rows(rewrites, REWRITES)
     every, rewritten = rows[-1], others[-1]
-    by_family = table.rows(mutants, sorted(set(families.values())), lambda outcome: families[outcome.specimen])
+    by_family = tally.rows(mutants, sorted(set(families.values())), lambda outcome: families[outcome.specimen])
     equal = every.verified + every.incomplete + every.gave_up
     return _TEMPLATE.format(
         trials=TRIALS,
@@ -103,23 +103,23 @@ def page(
         mutants=f"{every.total:,}" + (f", of {asked:,} that were asked for" if every.total < asked else ""),
         rewrites=f"{rewritten.total:,}",
         unsound=every.unsound + rewritten.unsound,
-        crashes=len(table.crashes([*mutants, *rewrites])),
-        unproven=table.share(every.incomplete, equal),
-        located=table.share(*every.located),
-        proved=table.share(rewritten.verified, rewritten.total),
-        mutant_table=table.as_markdown(table.MUTANTS, [table.mutant_cells(row) for row in rows]),
-        family_table=table.as_markdown(("family", *table.MUTANTS[1:]), [table.mutant_cells(row) for row in by_family]),
-        rewrite_table=table.as_markdown(table.REWRITES, [table.rewrite_cells(row) for row in others]),
+        crashes=len(tally.crashes([*mutants, *rewrites])),
+        unproven=tally.share(every.incomplete, equal),
+        located=tally.share(*every.located),
+        proved=tally.share(rewritten.verified, rewritten.total),
+        mutant_table=tally.as_markdown(tally.MUTANTS, [tally.mutant_cells(row) for row in rows]),
+        family_table=tally.as_markdown(("family", *tally.MUTANTS[1:]), [tally.mutant_cells(row) for row in by_family]),
+        rewrite_table=tally.as_markdown(tally.REWRITES, [tally.rewrite_cells(row) for row in others]),
         reasons=_reasons([*mutants, *rewrites]),
     )
 
 
-def _reasons(outcomes: Sequence[Outcome]) -> str:
-    found = table.reasons(outcomes)
+def _reasons(outcomes: Sequence[Judged]) -> str:
+    found = tally.reasons(outcomes)
     if not found:
         return "None."
     body = [(reason.replace("|", "\\|"), str(count)) for count, reason, _ in found]
-    return table.as_markdown(("why the proof stopped", "programs"), body)
+    return tally.as_markdown(("why the proof stopped", "programs"), body)
 
 
 def commit() -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from graphguard.ir import Arg, Node, Value
+from graphguard.graph.collectives import Share, of_share
+from graphguard.graph.ir import Arg, Node, Value
 from graphguard.mutate.site import (
     ELEMENTWISE,
     MOVES,
@@ -20,7 +21,6 @@ from graphguard.mutate.site import (
 )
 
 _LINEAR = PRODUCTS | MOVES | {"aten.sum.dim_IntList", "aten.sum.default", "aten.neg.default", "aten.clone.default"}
-_LINEAR_COLLECTIVES = {"dist.all_gather_into_tensor"}
 _COMMUTATIVE = {"aten.add.Tensor", "aten.mul.Tensor"}
 
 
@@ -161,7 +161,7 @@ def move_scale(site: Site) -> str | None:
 
 
 def _is_linear_collective(site: Site) -> bool:
-    return site.op in _LINEAR_COLLECTIVES or site.node.kwargs.get("reduce") in ("sum", "avg")
+    return site.op in of_share(Share.GATHERED) or site.node.kwargs.get("reduce") in ("sum", "avg")
 
 
 def _repeat_on(site: Site, first: Arg, output: Value) -> None:

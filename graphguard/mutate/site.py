@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from graphguard.ir import Arg, Constant, Graph, Mesh, Node, Source, Value, values_in
-from graphguard.prune import prune
+from graphguard.graph.collectives import COLLECTIVES, WAIT, Share
+from graphguard.graph.ir import Arg, Constant, Graph, Mesh, Node, Source, Value, values_in
+from graphguard.graph.prune import prune
 
 SUMS = {"aten.add.Tensor", "aten.sub.Tensor"}
 PRODUCTS = {"aten.mm.default", "aten.bmm.default"}
@@ -22,7 +23,6 @@ ELEMENTWISE = {
 } | {"aten.pow.Tensor_Scalar", "aten.mul.Scalar", "aten.div.Scalar", "aten.add.Scalar", "aten.sub.Scalar"}  # fmt: skip
 MOVES = {"aten.view.default", "aten.t.default", "aten.transpose.int", "aten.permute.default"}
 _PASSED_ON = {"aten.clone.default", "aten.detach.default", "aten.alias.default", "aten._to_copy.default"}
-_SAME_SHAPE = {"dist.all_reduce", "dist.broadcast", "dist.reduce"}
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Site:
         self._fresh += 1
         work = 1 + self._fresh + max((_work(node) for node in self.graph.nodes if node.communicates), default=0)
         self.put(op, args, {**theirs, **kwargs, "work": work}, tuple(outputs))
-        self.put("dist.wait", (), {"work": work}, ())
+        self.put(WAIT, (), {"work": work}, ())
 
     def collect(self, op: str, operand: Value, shape: Sequence[int], **kwargs: Arg) -> Value:
         """Communication of one tensor that gives one."""
@@ -161,10 +161,10 @@ class Site:
         before, after = self.graph.nodes[: self.position], self.graph.nodes[self.position + 1 :]
         nodes = [*before, *self.made, *(renamed(node, self.elsewhere.get(node, self.renamed)) for node in after)]
         nodes = [node for node in nodes if node not in self.removed]
-        started = {node.kwargs.get("work") for node in nodes if node.communicates and node.op != "dist.wait"}
+        started = {node.kwargs.get("work") for node in nodes if node.communicates and node.op != WAIT}
         changed = replace(
             self.graph,
-            nodes=[node for node in nodes if node.op != "dist.wait" or node.kwargs["work"] in started],
+            nodes=[node for node in nodes if node.op != WAIT or node.kwargs["work"] in started],
             outputs={path: self.renamed.get(v, v) if v is not None else None for path, v in self._outputs()},
             constants={**self.graph.constants, **self.constants},
         )
@@ -228,9 +228,8 @@ def is_float(value: object) -> bool:
 
 def keeps_shape(node: Node) -> bool:
     """Communication of one tensor that gives one of the same shape."""
-    if node.op == "dist.all_to_all_single":
-        return same_type(node.args[0], node.outputs[0])
-    return node.op in _SAME_SHAPE
+    share = COLLECTIVES[node.op].share if node.op in COLLECTIVES else None
+    return share is Share.WHOLE or (share is Share.SPLIT and same_type(node.args[0], node.outputs[0]))
 
 
 def is_elementwise(node: Node | None) -> bool:

@@ -7,28 +7,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphguard.engine.apart import proved_apart
+from graphguard.audit.claims import random_inputs
+from graphguard.capture.front import Bounds
+from graphguard.capture.torch.relation.inputs import chunk
 from graphguard.engine.interpret import Interpretation, Lemmas
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import Ranges, interpret, prove
-from graphguard.errors import InternalError, ReplayError, UsageError
-from graphguard.expectation import FULL, LOCAL, Expectation
-from graphguard.findings import Finding
-from graphguard.ir import Graph, Mesh
-from graphguard.joint import Joint
+from graphguard.engine.second_attempt import proved_apart
+from graphguard.errors import CaptureError, InternalError, ReplayError, UsageError
+from graphguard.graph.findings import Finding
+from graphguard.graph.ir import Graph, Mesh
+from graphguard.graph.matching import Joint
+from graphguard.graph.placement import Partial, Placements, Shard
+from graphguard.lemmas.known import all_lemmas
 from graphguard.lemmas.user import by_operator
-from graphguard.oracle.claims import random_inputs
-from graphguard.oracle.judge import judge
 from graphguard.oracle.overflow import overflows
 from graphguard.oracle.replay import run, run_joint
-from graphguard.verdict import report_of
-
-if TYPE_CHECKING:
-    from graphguard.api import Job
+from graphguard.pipeline import Job
+from graphguard.relation.expectation import FULL, LOCAL, Expectation
+from graphguard.verdict.judge import judge
+from graphguard.verdict.verdict import report_of
 
 Tensors = dict[str, torch.Tensor]
 # How near is equal: much nearer than in the oracle, so that a small fault counts. Inputs are moved by about as much as float64
@@ -70,7 +71,7 @@ class Specimen:
     ranges: Ranges
     seconds: float = 0.0  # that its proof takes
     trials: list[Trial] = field(default_factory=list)
-    lemmas: Lemmas = field(default_factory=dict)
+    lemmas: Lemmas = field(default_factory=all_lemmas)
     apart: bool = False  # it is proved only if each rank is described by itself, and so are its changed programs
     draw: Callable[[int], Trial] = field(init=False)
 
@@ -133,28 +134,25 @@ class Specimen:
 
 def specimen(name: str, job: Job) -> Specimen:
     """Capture a check, prove it, and run it. A check that does not verify is an error."""
-    from graphguard.api import _parameters, _ranges, _with_parameters
-    from graphguard.capture.session import capture
-
-    subject = job.subject
-    captured = capture(subject)
-    relations, stated = _with_parameters(job, captured, _parameters(job, captured))
+    own = by_operator(job.lemmas)
+    lemmas, problem = all_lemmas(own), job.front.problem(frozenset(own))
+    captured, stated, ranges = problem.captured, problem.expected, problem.ranges
+    if captured.unstable is not None:
+        raise CaptureError(captured.unstable)
     if captured.joint.findings:
         raise UsageError(
             f"{name} is refuted, and only a check that verifies can be mutated: {captured.joint.findings[0].message}"
         )
-    ranges = _ranges(subject.inputs)
-    lemmas = by_operator(job.lemmas)
-    graphs = (captured.sequential, captured.joint, relations)
+    graphs = (captured.sequential, captured.joint, captured.relations)
     attempt = partial(prove, *graphs, expected=stated, ranges=ranges, lemmas=lemmas)
     first = attempt()
-    proof = proved_apart(first, subject.mesh.size, attempt)
+    proof = proved_apart(first, problem.mesh.size, attempt)
     if not proof.proved:
         raise UsageError(f"{name} is not verified, and only a check that verifies can be mutated: {proof.findings[0].message}")
     expected = {path: _in_full(stated.get(path), proof, path) for path in proof.relations}
-    made = Specimen(name, *graphs, subject.mesh, expected, ranges, proof.seconds, lemmas=lemmas, apart=proof is not first)
+    made = Specimen(name, *graphs, problem.mesh, expected, ranges, proof.seconds, lemmas=lemmas, apart=proof is not first)
     found = interpret(made.sequential, made.joint, made.relations, made.ranges, lemmas)
-    made.draw = cache(partial(_trial, made, found, subject.inputs))
+    made.draw = cache(partial(_trial, made, found, problem.bounds))
     made.trials = [made.draw(seed) for seed in range(len(_SCALES))]
     difference = made.difference(made.joint)
     if difference is not None:
@@ -173,12 +171,12 @@ def _in_full(stated: Expectation | None, proof: Proof, path: str) -> Expectation
 
 def _as_proved(proof: Proof, path: str) -> Expectation:
     relation = proof.relations[path]
-    if relation.placements is None:
+    if relation.placed is None:
         raise UsageError(f"the relation of {path} has no placements; state it with outputs=")
-    return Expectation(relation.text, tuple(placement for _, placement in relation.placements))
+    return Expectation(relation.text, relation.placed)
 
 
-def _trial(made: Specimen, found: Interpretation, specs: Mapping[str, Any], seed: int) -> Trial:
+def _trial(made: Specimen, found: Interpretation, bounds: Mapping[str, Bounds], seed: int) -> Trial:
     """Inputs in the ranges that the proof assumes."""
     awkward = _AWKWARD[seed - len(_SCALES)] if len(_SCALES) <= seed < TRIALS else None
     given = random_inputs(found, made.sequential, seed)
@@ -187,7 +185,7 @@ def _trial(made: Specimen, found: Interpretation, specs: Mapping[str, Any], seed
             given[name] = tensor = awkward(tensor) if tensor.is_floating_point() else _among(tensor, awkward(tensor))
         elif tensor.is_floating_point():
             tensor = tensor * (2.0**-30 if seed == TINY else _SCALES[seed % len(_SCALES)])
-        given[name] = _within(tensor, specs.get(name)) if tensor.is_floating_point() else tensor
+        given[name] = _within(tensor, *bounds.get(name, (None, None))) if tensor.is_floating_point() else tensor
     wanted = _outputs(made.sequential, given)
     moved = wanted if awkward is not None else _outputs(made.sequential, _nudged(given, seed))
     room = _OF_AWKWARD if awkward is not None else 0.0
@@ -227,9 +225,8 @@ def _largest(tensor: torch.Tensor) -> float:
     return float(sizes.max()) if sizes.numel() else 0.0
 
 
-def _within(tensor: torch.Tensor, spec: Any) -> torch.Tensor:
+def _within(tensor: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
     """Inside the bounds that an input states."""
-    low, high = getattr(spec, "low", None), getattr(spec, "high", None)
     if low is not None and high is not None:
         return low + torch.sigmoid(tensor) * (high - low)
     if low is not None:
@@ -255,8 +252,8 @@ def as_stated(
     if len(held) != math.prod(sizes):
         return False
     for axis, placement in enumerate(expected.placements):
-        if placement.startswith("Partial("):
-            held = _reduced(held, axis, sizes[axis], placement[8:-1])
+        if isinstance(placement, Partial):
+            held = _reduced(held, axis, sizes[axis], placement.reduce)
     return all(
         _close(_tile(wanted, expected.placements, place, sizes), held[place], tolerance)
         for place in itertools.product(*map(range, sizes))
@@ -282,12 +279,10 @@ def _reduced(
     return result
 
 
-def _tile(wanted: torch.Tensor, placements: Sequence[str], place: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    from graphguard.relation import chunk
-
+def _tile(wanted: torch.Tensor, placements: Placements, place: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
     for placement, at, size in zip(placements, place, sizes, strict=True):
-        if placement.startswith("Shard("):
-            wanted = chunk(wanted, int(placement[6:-1]), at, size)
+        if isinstance(placement, Shard):
+            wanted = chunk(wanted, placement.dim, at, size)
     return wanted
 
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphguard.ir import Graph, Node
+from graphguard.graph.ir import Graph, Node
+from graphguard.graph.limits import Stops
 
-MOST_BYTES = 2 << 30
-MOST_SECONDS = 20.0
 _PER_NODE, _PER_ELEMENT, _PER_PRODUCT = 40e-6, 2e-9, 0.4e-9  # seconds, in float64, on one slow core
 _PER_TRIAL = 5e-3  # whatever it executes
 _MULTIPLIES = ("mm", "matmul", "linear", "attention", "convolution", "einsum")
@@ -40,11 +39,11 @@ def _products(node: Node) -> float:
     return math.sqrt(math.prod(sizes)) if len(sizes) == 3 else sum(sizes)
 
 
-def affordable(graphs: Sequence[Graph], trials: int) -> tuple[int, str | None]:
+def affordable(graphs: Sequence[Graph], trials: int, stops: Stops) -> tuple[int, str | None]:
     """How many of the trials can be afforded; none, and why, where not even one can."""
-    needed = cost(graphs)
-    if needed.bytes > MOST_BYTES:
-        return 0, f"its tensors would need {needed.bytes / 2**30:.1f} GB, more than {MOST_BYTES / 2**30:.0f} GB"
-    if needed.seconds > MOST_SECONDS:
-        return 0, f"a trial would take about {needed.seconds:.0f} s, more than {MOST_SECONDS:.0f} s"
-    return max(1, min(trials, int(MOST_SECONDS / (needed.seconds + _PER_TRIAL)))), None
+    needed, limits = cost(graphs), stops.limits
+    if stops.over("trial_bytes", needed.bytes):
+        return 0, f"its tensors would need {needed.bytes / 2**30:.1f} GB, more than {limits.trial_bytes / 2**30:.0f} GB"
+    if stops.over("trial_seconds", math.ceil(needed.seconds)):
+        return 0, f"a trial would take about {needed.seconds:.0f} s, more than {limits.trial_seconds} s"
+    return max(1, min(trials, int(limits.trial_seconds / (needed.seconds + _PER_TRIAL)))), None

@@ -14,20 +14,20 @@ from functools import partial
 
 import torch
 
-from graphguard.engine.arrange import is_padded_to
-from graphguard.engine.relate import Held
-from graphguard.engine.show import relation_of
-from graphguard.oracle.grid import Grid, Placements, Spans, cut
+from graphguard.engine.relate.arrangements import is_padded_to
+from graphguard.engine.relate.outputs import Held
+from graphguard.engine.relate.show import relation_of
+from graphguard.graph.placement import REPLICATE, SUM, Partial, Placements, Spans, has_partial
+from graphguard.oracle.grid import Grid, cut
 from graphguard.oracle.reference import Reference, Slack, rounding_of
 
 _LEAST_PLACES, _MOST_COMPARED = 64, 4_000_000  # at which a tile is tried; elements that are compared for one tensor
 _MOST_DIMS = 4  # whose orders are tried
-_MOST_CANDIDATES = 4096
 _SHOWN = 4  # ranks in a text
 
 
 @dataclass(frozen=True)
-class Sample:
+class Observed:
     """One output of one trial: the sequential value, and the ranks' tensors by lane of the grid.
 
     unsure: by lane and element, how far another run on the same inputs was away; empty where there was none.
@@ -39,8 +39,8 @@ class Sample:
 
     def slack(self, grid: Grid, placements: Placements) -> Sequence[Slack]:
         """By lane, what rounding may do to the tensors as placements reduce them."""
-        summed = tuple("Partial(sum)" if each.startswith("Partial(") else each for each in placements)
-        rounding = rounding_of(self.tensors) if "Partial(sum)" in summed else 0.0
+        summed = tuple(SUM if isinstance(each, Partial) else each for each in placements)
+        rounding = rounding_of(self.tensors) if SUM in summed else 0.0
         unsure = grid.reduced(list(self.unsure), summed) if self.unsure else None
         return [rounding] * len(self.tensors) if unsure is None else [rounding + each for each in unsure]
 
@@ -54,16 +54,16 @@ class Clean:
 
 
 # ---------------------------------------------------------------------- placements
-def holds(grid: Grid, placements: Placements, samples: Sequence[Sample], patience: float = 1.0) -> bool:
+def holds(grid: Grid, placements: Placements, samples: Sequence[Observed], patience: float = 1.0) -> bool:
     """Whether the ranks hold what placements say, in every trial. `patience` multiplies what rounding is allowed."""
     return all(worst(grid, placements, sample) <= patience for sample in samples)
 
 
-def worst(grid: Grid, placements: Placements, sample: Sample) -> float:
+def worst(grid: Grid, placements: Placements, sample: Observed) -> float:
     """How many times the tolerance the ranks' tensors are away from what placements say."""
     shape = sample.reference.whole.shape
     tensors = sample.tensors
-    if has_sums(placements):
+    if has_partial(placements):
         reduced = grid.reduced(tensors, placements)
         if reduced is None:
             return math.inf
@@ -82,7 +82,7 @@ def worst(grid: Grid, placements: Placements, sample: Sample) -> float:
     return largest
 
 
-def fits(grid: Grid, placements: Placements, sample: Sample) -> bool:
+def fits(grid: Grid, placements: Placements, sample: Observed) -> bool:
     """Whether the shapes are those of placements."""
     shape = sample.reference.whole.shape
     return all(
@@ -91,11 +91,7 @@ def fits(grid: Grid, placements: Placements, sample: Sample) -> bool:
     )
 
 
-def has_sums(placements: Placements) -> bool:
-    return any(placement.startswith("Partial(") for placement in placements)
-
-
-def are_shares(grid: Grid, placements: Placements, samples: Sequence[Sample], stated: bool = False) -> bool:
+def are_shares(grid: Grid, placements: Placements, samples: Sequence[Observed], stated: bool = False) -> bool:
     """Whether the summands along some axis are fixed fractions of their sum, which is what copies are, not parts.
 
     One rank that has all, beside others that have zeros, is a sum of parts of which all but one are empty. Where a sum is
@@ -103,15 +99,15 @@ def are_shares(grid: Grid, placements: Placements, samples: Sequence[Sample], st
     """
     if stated and _is_constant(samples):
         return False
-    return any(placement == "Partial(sum)" and _shares_along(grid, axis, samples) for axis, placement in enumerate(placements))
+    return any(placement == SUM and _shares_along(grid, axis, samples) for axis, placement in enumerate(placements))
 
 
-def _is_constant(samples: Sequence[Sample]) -> bool:
+def _is_constant(samples: Sequence[Observed]) -> bool:
     first, *others = samples
     return bool(others) and all(sample.reference.whole.equal(first.reference.whole) for sample in others)
 
 
-def _shares_along(grid: Grid, axis: int, samples: Sequence[Sample]) -> bool:
+def _shares_along(grid: Grid, axis: int, samples: Sequence[Observed]) -> bool:
     if sum(tensor.numel() for sample in samples for tensor in sample.tensors[:1]) < 2:
         return False  # any number is a multiple of any other
     seen = False
@@ -148,13 +144,13 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return real.reshape(-1).to(torch.float64).nan_to_num()
 
 
-def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str, sums: bool = True) -> tuple[Clean | None, bool]:
+def placed(
+    path: str, grid: Grid, samples: Sequence[Observed], dtype: str, most: int, sums: bool = True
+) -> tuple[Clean | None, bool]:
     """The first placements that hold, and whether there were such as hold for shares only."""
     shape = tuple(samples[0].reference.whole.shape)
     shares = False
-    for placements in itertools.islice(grid.candidates(shape), _MOST_CANDIDATES):
-        if has_sums(placements) and not sums:
-            break  # those without come first
+    for placements in grid.candidates(shape, sums)[:most]:
         if not fits(grid, placements, samples[0]) or not holds(grid, placements, samples):
             continue
         if are_shares(grid, placements, samples):
@@ -165,17 +161,15 @@ def placed(path: str, grid: Grid, samples: Sequence[Sample], dtype: str, sums: b
     return None, shares
 
 
-def reshaped(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
+def reshaped(path: str, grid: Grid, samples: Sequence[Observed], most: int) -> Clean | None:
     """The placements that hold once each rank's tensor has the shape of its tile."""
-    for placements in itertools.islice(grid.candidates(samples[0].reference.whole.shape), _MOST_CANDIDATES):
-        if has_sums(placements):
-            break
+    for placements in grid.candidates(samples[0].reference.whole.shape, sums=False)[:most]:
         if all(fits_once_reshaped(grid, placements, sample) for sample in samples):
-            return Clean(f"{path} is held as {', '.join(placements)}, reshaped")
+            return Clean(f"{path} is held as {', '.join(map(str, placements))}, reshaped")
     return None
 
 
-def fits_once_reshaped(grid: Grid, placements: Placements, sample: Sample) -> bool:
+def fits_once_reshaped(grid: Grid, placements: Placements, sample: Observed) -> bool:
     slack = sample.slack(grid, placements)
     for lane, tensor in enumerate(sample.tensors):
         spans = grid.spans(sample.reference.whole.shape, placements, lane)
@@ -188,7 +182,7 @@ def fits_once_reshaped(grid: Grid, placements: Placements, sample: Sample) -> bo
     return True
 
 
-def padded(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
+def padded(path: str, grid: Grid, samples: Sequence[Observed]) -> Clean | None:
     """Equal pieces along a dim, or of the output as one row, that go on beyond its end; what lies there is not claimed."""
     real = [axis for axis, size in enumerate(grid.mesh.shape) if size > 1]
     shapes = {tensor.shape for tensor in samples[0].tensors}
@@ -205,7 +199,7 @@ def padded(path: str, grid: Grid, samples: Sequence[Sample]) -> Clean | None:
     return None
 
 
-def _is_padded(grid: Grid, axes: Sequence[int], dim: int | None, sample: Sample) -> bool:
+def _is_padded(grid: Grid, axes: Sequence[int], dim: int | None, sample: Observed) -> bool:
     flat = sample.reference.at(lambda t: t.reshape(-1)) if dim is None else sample.reference
     tensors = [t.reshape(-1) for t in sample.tensors] if dim is None else sample.tensors
     along, full = dim or 0, flat.whole.shape[dim or 0]
@@ -224,10 +218,10 @@ def _is_padded(grid: Grid, axes: Sequence[int], dim: int | None, sample: Sample)
 
 
 # ---------------------------------------------------------------------- tiles anywhere
-def scattered(path: str, grid: Grid, samples: Sequence[Sample], sums: bool = True) -> Clean | None:
+def scattered(path: str, grid: Grid, samples: Sequence[Observed], sums: bool = True) -> Clean | None:
     """A relation of tiles at any place, in any order of dims, or of sums of the ranks that are such tiles."""
     for summed in itertools.product(*((False, True) if size > 1 and sums else (False,) for size in grid.mesh.shape)):
-        placements = tuple("Partial(sum)" if chosen else "Replicate" for chosen in summed)
+        placements = tuple(SUM if chosen else REPLICATE for chosen in summed)
         reduced = [grid.reduced(sample.tensors, placements) for sample in samples]
         if None in reduced or are_shares(grid, placements, samples):
             continue

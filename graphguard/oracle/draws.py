@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from graphguard.aten.operators import DTYPES
-from graphguard.ir import Graph, Value
+from graphguard.graph.ir import Graph, Value
 from graphguard.oracle.mixture import OF_REALS, OF_TRUTH, OF_WHOLE, PEAKS, mixed, mixed_truth, mixed_whole
 
 Bound = float | int | None

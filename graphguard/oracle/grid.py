@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce as fold
 
 import torch
 
-from graphguard.ir import Mesh
+from graphguard.graph.ir import Mesh
+from graphguard.graph.placement import Partial, Placements, Spans, candidates, spans_of
 
-Placements = tuple[str, ...]  # one per axis: "Replicate", "Shard(1)", "Partial(sum)"
-Spans = tuple[tuple[int, int], ...]  # by dim, where a tile begins and ends
 _REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
     "sum": lambda tensors: fold(torch.add, tensors),
     "avg": lambda tensors: _total(tensors) / len(tensors),
@@ -44,32 +42,25 @@ class Grid:
         return tuple(sorted(found))
 
     def spans(self, shape: Sequence[int], placements: Placements, lane: int) -> Spans:
-        """The tile of a lane; two axes that shard one dim nest left to right, and pieces are those of torch.chunk."""
-        coordinate = self.mesh.coordinate(lane)
-        spans = [(0, size) for size in shape]
-        for (axis, size), placement in zip(self.mesh.axes, placements, strict=True):
-            if placement.startswith("Shard("):
-                dim = int(placement[6:-1])
-                low, high = spans[dim]
-                step = -(-(high - low) // size)
-                start = min(low + coordinate[axis] * step, high)
-                spans[dim] = (start, min(start + step, high))
-        return tuple(spans)
+        """The tile of a lane."""
+        return spans_of(shape, self.mesh, placements, lane)
 
-    def candidates(self, shape: Sequence[int]) -> Iterator[Placements]:
+    def candidates(self, shape: Sequence[int], sums: bool = True) -> list[Placements]:
         """All placements, those without sums first."""
-        choices = ["Replicate", *(f"Shard({dim})" for dim in range(len(shape))), "Partial(sum)"]
-        every = itertools.product(*(choices if size > 1 else ["Replicate"] for size in self.mesh.shape))
-        yield from sorted(every, key=lambda p: (sum(c == "Partial(sum)" for c in p), sum(c != "Replicate" for c in p)))
+        return candidates(len(shape), self.mesh, sums)
+
+    def count(self, shape: Sequence[int]) -> int:
+        """How many candidates there are."""
+        return math.prod(len(shape) + 2 for size in self.mesh.shape if size > 1)
 
     def reduced(self, tensors: list[torch.Tensor], placements: Placements) -> list[torch.Tensor] | None:
         """By lane, the ranks' tensors reduced over the axes that are Partial; None if their shapes do not agree."""
         for axis, placement in enumerate(placements):
-            if placement.startswith("Partial("):
+            if isinstance(placement, Partial):
                 groups = [[tensors[other] for other in self.lanes_along(axis, lane)] for lane in range(len(tensors))]
                 if any(len({tensor.shape for tensor in group}) > 1 for group in groups):
                     return None
-                tensors = [_REDUCTIONS[placement[8:-1]](group) for group in groups]
+                tensors = [_REDUCTIONS[placement.reduce](group) for group in groups]
         return tensors
 
 

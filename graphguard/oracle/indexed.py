@@ -13,18 +13,19 @@ import torch
 
 from graphguard.aten.operators import DTYPES
 from graphguard.engine.interpret import Interpreter
-from graphguard.engine.labels import may_be_ignored
-from graphguard.engine.places import Run
-from graphguard.engine.ranges import Numbers, Ranges, common, declared_span
-from graphguard.engine.table import Table
-from graphguard.ir import Graph, Value
+from graphguard.engine.store.places import Run
+from graphguard.engine.store.ranges import Numbers, Ranges, common, declared_span
+from graphguard.engine.store.table import Table
+from graphguard.graph.ir import Graph, Value
+from graphguard.graph.labels import may_be_ignored
+from graphguard.lemmas.known import all_lemmas
 from graphguard.oracle.draws import Bound, Given
 
 _Box = tuple[Run, ...]
 _SHARE = 4  # one in so many is a number apart from the others, such as the label that is ignored
 
 
-class Part(NamedTuple):
+class IndexedPart(NamedTuple):
     """Elements of an input, and the numbers that they may be."""
 
     at: tuple[slice, ...]
@@ -63,7 +64,7 @@ class Placed:
     """An input as it is drawn, with the elements that index among the numbers that they may be."""
 
     draw: Given
-    parts: tuple[Part, ...]
+    parts: tuple[IndexedPart, ...]
     dtype: str
 
     def tensor(self, generator: torch.Generator) -> torch.Tensor:
@@ -81,7 +82,7 @@ class Indexed:
     """What the whole-number inputs of a program may be, so that it is defined."""
 
     bounds: Mapping[str, tuple[Bound, Bound]]  # of all elements, to draw from
-    parts: Mapping[str, tuple[Part, ...]]
+    parts: Mapping[str, tuple[IndexedPart, ...]]
 
     def placed(self, sequential: Graph, draws: Mapping[str, Given]) -> dict[str, Given]:
         found = {name: self.parts.get(name, ()) for name in draws}
@@ -98,7 +99,7 @@ def indexed(sequential: Graph, bounds: Mapping[str, tuple[Bound, Bound]], ranks:
         return Indexed(bounds, {})
     table = Table()
     table.ignores_by_default = may_be_ignored(ranks)
-    interpreter = Interpreter(table)
+    interpreter = Interpreter(table, all_lemmas())
     part = _of_integers(sequential)
     inputs = {name: interpreter.input(name, value.shape) for name, value in part.inputs.items()}
     for name in whole:
@@ -120,19 +121,21 @@ def indexed(sequential: Graph, bounds: Mapping[str, tuple[Bound, Bound]], ranks:
     )
 
 
-def _is_drawn(part: Part, bounds: tuple[Bound, Bound] | None) -> bool:
+def _is_drawn(part: IndexedPart, bounds: tuple[Bound, Bound] | None) -> bool:
     """Whether all numbers between the bounds are allowed, and all of those are drawn."""
     low, high = bounds or (None, None)
     return low is not None and high is not None and part.numbers == ((math.ceil(low), math.ceil(high)),)
 
 
-def parts_of(ranges: Ranges) -> tuple[Part, ...]:
+def parts_of(ranges: Ranges) -> tuple[IndexedPart, ...]:
     """What is known of some elements, the more special last."""
     boxes = [(box, numbers) for numbers, places in ranges.inferred.items() for box in places.boxes]
-    both = [(_meeting(a, b), common(its, other)) for (a, its), (b, other) in combinations(boxes, 2)]
+    both = [(_intersection(a, b), common(its, other)) for (a, its), (b, other) in combinations(boxes, 2)]
     boxes += [(box, numbers) for box, numbers in both if box is not None]
     known = [(box, numbers if ranges.declared is None else common(numbers, ranges.declared)) for box, numbers in boxes]
-    return tuple(Part(tuple(slice(r.first, r.last + 1, r.step) for r in box), numbers) for box, numbers in known if numbers)
+    return tuple(
+        IndexedPart(tuple(slice(r.first, r.last + 1, r.step) for r in box), numbers) for box, numbers in known if numbers
+    )
 
 
 def lie_inside(tensor: torch.Tensor, ranges: Ranges) -> bool:
@@ -145,7 +148,7 @@ def lie_inside(tensor: torch.Tensor, ranges: Ranges) -> bool:
     )
 
 
-def _meeting(a: _Box, b: _Box) -> _Box | None:
+def _intersection(a: _Box, b: _Box) -> _Box | None:
     runs = [Run(max(x.first, y.first), min(x.last, y.last)) for x, y in zip(a, b, strict=True)]
     plain = all(run.step == 1 for run in (*a, *b))
     return tuple(runs) if plain and all(run.first <= run.last for run in runs) else None

@@ -10,24 +10,27 @@ from functools import partial
 
 import torch
 
-from graphguard.arrangement import Arrangement, Tile
-from graphguard.counterexample import Element, Number
 from graphguard.engine.proof import Relation
-from graphguard.expectation import FULL, LOCAL, Expectation
-from graphguard.ir import Graph, Mesh
-from graphguard.oracle.clean import Clean, Sample, are_shares, has_sums, holds, padded, placed, reshaped, scattered, worst
-from graphguard.oracle.grid import Grid, Placements, cut, grid_of
+from graphguard.graph.ir import Graph, Mesh
+from graphguard.graph.limits import Stops
+from graphguard.graph.placement import REPLICATE, Partial, Placements, has_partial, on_mesh
+from graphguard.oracle.clean import Clean, Observed, are_shares, holds, padded, placed, reshaped, scattered, worst
+from graphguard.oracle.difference import Element, Number
+from graphguard.oracle.grid import Grid, cut, grid_of
+from graphguard.oracle.limits import Limits
 from graphguard.oracle.reference import Reference, Slack, is_real
 from graphguard.oracle.reordered import reordered
 from graphguard.oracle.replay import run
 from graphguard.oracle.trial import Trial
+from graphguard.relation.arrangement import Arrangement, Tile
+from graphguard.relation.expectation import FULL, LOCAL, Expectation
 
 _MOST_CANDIDATES = 512
 PATIENCE = 1e3  # with rounding, where a proof is checked: an unsound one is off by far more
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Evidence:
     """kind: of the finding that suits, None if the numbers are explained. clean: the relation that they show."""
 
     kind: str | None = None
@@ -37,8 +40,17 @@ class Outcome:
 class Output:
     """One output of all trials in which something is claimed of it."""
 
-    def __init__(self, path: str, dtype: str, mesh: Mesh, trials: Sequence[Trial], no_parts: str | None = None):
+    def __init__(
+        self,
+        path: str,
+        dtype: str,
+        mesh: Mesh,
+        trials: Sequence[Trial],
+        no_parts: str | None = None,
+        stops: Stops | None = None,
+    ):
         self.path, self.dtype, self.mesh = path, dtype, mesh
+        self.stops = Stops(Limits()) if stops is None else stops
         self.no_parts = no_parts  # the kind of finding, where a sum over ranks is known to be none of true parts
         self.trials = [trial for trial in trials if path in trial.references and _claims(trial.references[path])]
         self.ranks = tuple(trials[0].values(path))
@@ -48,26 +60,29 @@ class Output:
     def claimed(self) -> bool:
         return bool(self.trials)
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[Observed]:
         return [self.sample(trial) for trial in self.trials]
 
-    def sample(self, trial: Trial) -> Sample:
-        return Sample(trial.references[self.path], list(trial.values(self.path).values()), trial.doubts(self.path))
+    def sample(self, trial: Trial) -> Observed:
+        return Observed(trial.references[self.path], list(trial.values(self.path).values()), trial.doubts(self.path))
 
     # ------------------------------------------------------------------ verdicts
-    def free(self) -> Outcome:
+    def free(self) -> Evidence:
         """Any clean relation will do."""
         grid = self._ranks_as_grid()
         samples = self.samples()
         sums = self.no_parts is None
-        clean, shares = placed(self.path, grid, samples, self.dtype, sums)
-        clean = clean or scattered(self.path, grid, samples, sums) or reshaped(self.path, grid, samples)
+        most = self.stops.limits.placements
+        clean, shares = placed(self.path, grid, samples, self.dtype, most, sums)
+        clean = clean or scattered(self.path, grid, samples, sums) or reshaped(self.path, grid, samples, most)
         clean = clean or padded(self.path, grid, samples)
         if clean is not None:
-            return Outcome(clean=clean)
-        return Outcome(self.no_parts or ("scaled-copies" if shares else "unexplained-output"))
+            return Evidence(clean=clean)
+        if self.stops.over("placements", grid.count(samples[0].reference.whole.shape)):
+            return Evidence()  # one that was not tried may explain the numbers
+        return Evidence(self.no_parts or ("scaled-copies" if shares else "unexplained-output"))
 
-    def expected(self, expectation: Expectation) -> Outcome:
+    def expected(self, expectation: Expectation) -> Evidence:
         """The stated relation must hold."""
         if self.grid is None:
             return self.free()
@@ -77,14 +92,14 @@ class Output:
             placements = self.on_grid(expectation)
             samples = self.samples()
             agrees = holds(self.grid, placements, samples)
-            if agrees and has_sums(placements) and self.no_parts is not None:
-                return Outcome(self.no_parts)
+            if agrees and has_partial(placements) and self.no_parts is not None:
+                return Evidence(self.no_parts)
             if agrees and are_shares(self.grid, placements, samples, stated=True):
-                return Outcome("scaled-copies")
+                return Evidence("scaled-copies")
         if agrees:
-            return Outcome(clean=Clean(f"{self.path} is as stated: {expectation.text}"))
+            return Evidence(clean=Clean(f"{self.path} is as stated: {expectation.text}"))
         free = self.free()
-        return Outcome("unexpected-relation" if free.clean else free.kind, free.clean)
+        return Evidence("unexpected-relation" if free.clean else free.kind or "unexplained-output", free.clean)
 
     def reordered(self) -> str | None:
         """Who holds which slices, where all are there in another order."""
@@ -97,7 +112,7 @@ class Output:
             return ()
         chosen = itertools.product(*((False, True) if size > 1 else (False,) for size in grid.mesh.shape))
         for axes in sorted(chosen, key=sum):
-            if any(axes) and holds(grid, tuple("Partial(avg)" if each else "Replicate" for each in axes), samples):
+            if any(axes) and holds(grid, tuple(Partial("avg") if each else REPLICATE for each in axes), samples):
                 return tuple(name for name, each in zip(grid.mesh.names, axes, strict=True) if each)
         return ()
 
@@ -106,9 +121,8 @@ class Output:
         return next((trial for trial in self.trials if self._contradicts(trial, proved, expectation)), None)
 
     def _contradicts(self, trial: Trial, proved: Relation, expectation: Expectation | None) -> bool:
-        if proved.placements is not None:
-            names = tuple(placement for _, placement in proved.placements)
-            return worst(self._ranks_as_grid(), names, self.sample(trial)) > PATIENCE
+        if proved.placed is not None:
+            return worst(self._ranks_as_grid(), proved.placed, self.sample(trial)) > PATIENCE
         if proved.arrangement is not None:
             return not self._is_arranged(trial, proved.arrangement)
         if expectation is not None and expectation.graphs is not None:
@@ -117,9 +131,7 @@ class Output:
 
     def on_grid(self, expectation: Expectation) -> Placements:
         assert self.grid is not None and expectation.placements is not None
-        return tuple(
-            p if size > 1 else "Replicate" for p, size in zip(expectation.placements, self.grid.mesh.shape, strict=True)
-        )
+        return on_mesh(expectation.placements, self.grid.mesh)
 
     def _ranks_as_grid(self) -> Grid:
         return self.grid or Grid(Mesh.of({"rank": len(self.ranks)}), self.ranks)
@@ -150,7 +162,7 @@ class Output:
         if expectation is None or expectation.placements is None or self.grid is None:
             return None
         placements = self.on_grid(expectation)
-        return (self.grid, placements) if any(p.startswith("Partial(") for p in placements) else None
+        return (self.grid, placements) if has_partial(placements) else None
 
     def difference(self, expectation: Expectation | None) -> tuple[Trial, Element, float]:
         """One number that differs, where it does so most, and how far from it still counts as equal."""
@@ -171,9 +183,7 @@ class Output:
         grid = self._ranks_as_grid()
         sample = self.sample(trial)
         best: tuple[int, Placements] | None = None
-        for placements in itertools.islice(grid.candidates(sample.reference.whole.shape), _MOST_CANDIDATES):
-            if any(placement.startswith("Partial(") for placement in placements):
-                break
+        for placements in grid.candidates(sample.reference.whole.shape, sums=False)[:_MOST_CANDIDATES]:
             wrong = _wrong(grid, placements, sample)
             if wrong == 0:
                 return None
@@ -186,7 +196,7 @@ class Output:
         tensors = grid.reduced(sample.tensors, placements)
         if tensors is None:
             return None
-        reduced = next((p[8:-1] for p in placements if p.startswith("Partial(")), None)
+        reduced = next((p.reduce for p in placements if isinstance(p, Partial)), None)
         slack = sample.slack(grid, placements)
         for lane, tensor in enumerate(tensors):
             spans = grid.spans(sample.reference.whole.shape, placements, lane)
@@ -289,7 +299,7 @@ def _applied(graph: Graph, full: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def _wrong(grid: Grid, placements: Placements, sample: Sample) -> int | None:
+def _wrong(grid: Grid, placements: Placements, sample: Observed) -> int | None:
     """How many elements are not as placements say; None if the shapes are not."""
     count, slack = 0, sample.slack(grid, placements)
     for lane, tensor in enumerate(sample.tensors):

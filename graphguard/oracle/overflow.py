@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import torch
 
-from graphguard.ir import Node, Value
+from graphguard.graph.ir import Node, Value
+from graphguard.graph.operators import GROWS, name_of
 from graphguard.oracle.replay import Run
 
 _EXPONENTIALS = {"exp", "exp2", "sigmoid", "_softmax", "silu"}
-_GROW = {
-    "mul", "pow", "prod", "cumprod", "mm", "bmm", "addmm", "baddbmm", "add", "sub", "sum", "cumsum", "mean", "square", "expm1",
-    "sinh", "cosh", "addcmul", "linalg_vector_norm", "dist",
-} | {"exp", "exp2"}  # fmt: skip
+_BELOW_ONE = {"erf", "tanh", "sigmoid"}  # in size, and yet rounded to it
 _SMALLEST = 1e-290
 
 
 def overflows(run: Run) -> bool:
-    """Whether finite numbers become infinite though no real number is; or an exponential becomes nothing, and something is
-    divided by it, or its logarithm taken. A division by a true zero is none of these."""
+    """Whether finite numbers become infinite though no real number is; or an exponential becomes nothing, or what is below one
+    becomes one, and something is divided by it, or its logarithm taken. A division by a true zero is none of these."""
     vanished: set[Value] = set()
     for node in run.graph.nodes:
         operands = [run.values[value] for value in node.operands() if value in run.values]
         results = {value: run.values[value] for value in node.outputs if value in run.values}
         if not results or not all(map(_is_finite, operands)):
             continue
-        name = node.op.split(".")[0 if node.communicates else 1]
+        name = name_of(node.op)
         ended = _ends(name, operands, list(results.values()))
         lost = any(value in vanished for value in node.operands())
-        if ended and (lost or (name in _GROW and not _names_infinity(node))):
+        if ended and (lost or ((name in GROWS or node.communicates) and not _names_infinity(node))):
             return True
         if lost or (name in _EXPONENTIALS and _is_finite(operands[0])):
             vanished |= {value for value, tensor in results.items() if _has_nothing(tensor)}
+        if name in _BELOW_ONE:
+            vanished |= {value for value, tensor in results.items() if bool((tensor.abs() == 1).any())}
     return False
 
 

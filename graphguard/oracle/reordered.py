@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from graphguard.oracle.clean import Sample
+from graphguard.oracle.clean import Observed
 from graphguard.oracle.reference import Reference
 
 _MOST_COMPARED = 4_000_000  # elements
 _SHOWN = 4  # ranks in a text
 
 
-def reordered(path: str, ranks: Sequence[int], samples: Sequence[Sample]) -> str | None:
+def reordered(path: str, ranks: Sequence[int], samples: Sequence[Observed]) -> str | None:
     """Which slices of an output each rank holds, in words, if along one dim the ranks have all of them."""
     for dim in range(samples[0].reference.whole.dim()):
         found = [_slices(sample, dim) for sample in samples]
@@ -24,7 +24,7 @@ def reordered(path: str, ranks: Sequence[int], samples: Sequence[Sample]) -> str
     return None
 
 
-def _slices(sample: Sample, dim: int) -> list[list[int]] | None:
+def _slices(sample: Observed, dim: int) -> list[list[int]] | None:
     """By rank, the places along a dim of the output that its slices come from; None if one comes from nowhere."""
     reference = sample.reference.at(lambda tensor: tensor.movedim(dim, 0).flatten(1) if tensor.dim() > 1 else tensor[:, None])
     whole = sample.reference.whole

@@ -8,9 +8,9 @@ import torch
 
 from graphguard.aten.kernels import Kernels
 from graphguard.errors import ReplayError
-from graphguard.ir import Graph, Node, Value
-from graphguard.joint import Joint, Match
-from graphguard.oracle.exchange import exchange
+from graphguard.graph.ir import Graph, Node, Value
+from graphguard.graph.matching import Joint, Match
+from graphguard.oracle.collectives import exchange
 
 Tensors = Mapping[str, torch.Tensor]
 

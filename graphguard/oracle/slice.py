@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from graphguard.ir import Graph, Node, Value
-from graphguard.joint import Joint
-from graphguard.needed import needed_alone, needed_of_ranks
+from graphguard.graph.ancestry import needed_alone, needed_of_ranks
+from graphguard.graph.ir import Graph, Node, Value
+from graphguard.graph.matching import Joint
 
 
 class Programs(NamedTuple):

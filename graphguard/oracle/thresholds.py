@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from graphguard.aten.kernels import Kernels
-from graphguard.ir import Graph, Node, Value
+from graphguard.graph.ir import Graph, Node, Value
+from graphguard.graph.operators import COMPARES, RESHAPES, name_of
 
-_COMPARES = {"eq", "ne", "gt", "ge", "lt", "le", "clamp", "clamp_min", "clamp_max", "threshold_backward", "hardtanh"}
+_TURNS = COMPARES | {"clamp", "clamp_min", "clamp_max", "threshold_backward", "hardtanh"}
 _LOSSES = {"nll_loss_forward": 4, "nll_loss2d_forward": 4, "nll_loss_backward": 5, "nll_loss2d_backward": 5}  # ignore_index
-_COPIES = {"clone", "_to_copy", "copy", "lift_fresh_copy", "_unsafe_view", "cat", "stack", "contiguous", "constant_pad_nd"}
+_COPIES = RESHAPES | {"copy", "cat", "stack", "constant_pad_nd"}
 _MOST = 4  # of one input
 
 Thresholds = dict[str, tuple[float, ...]]
@@ -35,23 +36,15 @@ def _within(numbers: list[float], low: float | None, high: float | None) -> tupl
 
 
 def _numbers(node: Node) -> Iterator[float]:
-    name = _name(node)
+    name = name_of(node.op)
     if name in _LOSSES:
         ignored = node.args[_LOSSES[name]] if len(node.args) > _LOSSES[name] else None
         yield from [ignored] if isinstance(ignored, int) else []
-    elif name in _COMPARES:
+    elif name in _TURNS:
         for arg in (*node.args, *node.kwargs.values()):
             if isinstance(arg, (int, float)) and not isinstance(arg, bool) and math.isfinite(arg):
                 yield arg
 
 
 def _only_moves(node: Node) -> bool:
-    return (
-        not node.communicates
-        and node.op.startswith("aten.")
-        and (_name(node) in _COPIES or Kernels.function(node.op)[1].is_view)
-    )
-
-
-def _name(node: Node) -> str:
-    return node.op.split(".")[1]
+    return node.op.startswith("aten.") and (name_of(node.op) in _COPIES or Kernels.function(node.op)[1].is_view)

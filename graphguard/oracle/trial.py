@@ -13,12 +13,12 @@ from graphguard.aten.custom import is_custom
 from graphguard.aten.kernels import Kernels, Lookup
 from graphguard.aten.operators import DTYPES
 from graphguard.errors import ReplayError, UnsteadyError
-from graphguard.ir import Graph, Node, Value
-from graphguard.joint import Joint
+from graphguard.graph.ir import Graph, Node, Value
+from graphguard.graph.matching import Joint
 from graphguard.oracle.draws import Given, Regime, drawn
+from graphguard.oracle.progress import Watch
 from graphguard.oracle.reference import NUDGE, Reference, Slack, reference
 from graphguard.oracle.replay import Run, run, run_joint
-from graphguard.oracle.watch import Watch
 
 _OUTSIDE = ("out of range", "out of bounds", "index out")
 Tensors = dict[str, torch.Tensor]

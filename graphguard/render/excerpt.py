@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass
 
-from graphguard.ir import Source
+from graphguard.graph.ir import Source
 
 AROUND = 2
 _OPENERS = ("def ", "class ", "async def ", "@")

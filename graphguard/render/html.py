@@ -14,21 +14,18 @@ from collections import Counter
 from functools import cache
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphguard.errors import UsageError
-from graphguard.findings import KINDS, LOST_HERE, Finding
-from graphguard.holding import Holding
-from graphguard.ir import Source
-from graphguard.listing import STATES, Program
-from graphguard.pages import PAGES
+from graphguard.graph.findings import KINDS, LOST_HERE, Finding
+from graphguard.graph.ir import Source
+from graphguard.graph.listing import STATES, ListedProgram
+from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import excerpt
+from graphguard.render.explain import PAGES
+from graphguard.render.shown import ShownOutcome, ShownReport
 from graphguard.render.svg import svg
 from graphguard.render.write import write_text
-
-if TYPE_CHECKING:
-    from graphguard.checks import Outcome
-    from graphguard.report import Report
 
 MOST_FINDINGS = 20
 _VERDICTS = ("verified", "refuted", "unproven", "error")
@@ -40,7 +37,7 @@ def _asset(name: str) -> str:
     return (resources.files("graphguard.render") / name).read_text(encoding="utf-8")
 
 
-def page(report: Report, name: str = "", expect: str | None = None) -> str:
+def page(report: ShownReport, name: str = "", expect: str | None = None) -> str:
     """The whole report."""
     title = name or "GraphGuard report"
     aside = "" if expect in (None, report.verdict) else f" (expected {expect})"
@@ -50,7 +47,7 @@ def page(report: Report, name: str = "", expect: str | None = None) -> str:
     return _document(f"{report.verdict}: {title}", head + _summary(report) + _operations(report) + _grounds(report))
 
 
-def fragment(report: Report) -> str:
+def fragment(report: ShownReport) -> str:
     """For a notebook: no script, and no operations."""
     style = f"<style>{_asset('page.css')}</style>"
     return f'{style}<div class="graphguard">{_badge(report.verdict)}{_summary(report)}{_grounds(report)}</div>'
@@ -74,7 +71,7 @@ def _badge(verdict: str) -> str:
     return f'<span class="verdict {escape(verdict)}">{escape(verdict)}</span>'
 
 
-def _summary(report: Report) -> str:
+def _summary(report: ShownReport) -> str:
     parts = [_finding(finding, number == 0) for number, finding in enumerate(report.findings[:MOST_FINDINGS])]
     if len(report.findings) > MOST_FINDINGS:
         parts.append(f"<p>and {len(report.findings) - MOST_FINDINGS} more findings</p>")
@@ -129,13 +126,13 @@ def _side(side: str, source: Source, phase: str) -> str:
     return f'<div class="side"><p>{where}</p>{f"<pre>{lines}</pre>" if lines else ""}</div>'
 
 
-def _holding(holding: Holding) -> str:
+def _holding(holding: TensorLayout) -> str:
     said = "is expected as" if holding.role == "expected" else "is"
     words = f"<b>{escape(holding.name)}</b> {said} <code>{escape(holding.type)}</code> on {escape(str(holding.mesh))}"
     return f'<figure class="side" style="margin:0"><p>{words}</p>{svg(holding)}</figure>'
 
 
-def _counterexample(report: Report) -> str:
+def _counterexample(report: ShownReport) -> str:
     example = report.counterexample
     if example is None:
         return ""
@@ -152,7 +149,7 @@ def _counterexample(report: Report) -> str:
     return f"<section><h2>Counterexample</h2>{card}</section>"
 
 
-def _relations(report: Report) -> str:
+def _relations(report: ShownReport) -> str:
     rows = [
         f"<tr><td class=mono>{escape(relation.text)}</td><td class=mono>{escape(relation.type or '')}</td></tr>"
         for relation in report.relation.values()
@@ -168,7 +165,7 @@ def _relations(report: Report) -> str:
     )
 
 
-def _grounds(report: Report) -> str:
+def _grounds(report: ShownReport) -> str:
     found = [f"{name}: {text}" for name, text in report.parameters.items()]
     lists = {
         "Conditions": [str(condition) for condition in report.conditions],
@@ -176,6 +173,7 @@ def _grounds(report: Report) -> str:
         "Assumptions": report.assumptions,
         "Parameters": found,
         "Operators without a lemma": report.opaque,
+        "Limits that were reached": [str(stop) for stop in report.stopped],
     }
     parts = [
         f"<section><h2>{title}</h2><ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul></section>"
@@ -192,7 +190,7 @@ def _grounds(report: Report) -> str:
 
 
 # ---------------------------------------------------------------------- operations
-def _operations(report: Report) -> str:
+def _operations(report: ShownReport) -> str:
     programs = report.listing
     if not programs:
         return ""
@@ -218,7 +216,7 @@ def _operations(report: Report) -> str:
     )
 
 
-def _plain(program: Program, focus: Focus) -> dict[str, Any]:
+def _plain(program: ListedProgram, focus: Focus) -> dict[str, Any]:
     rows = [
         [each.number, each.text, str(each.source or ""), int(each.backward), STATES.index(each.state), each.relation]
         for each in program.operations
@@ -229,10 +227,10 @@ def _plain(program: Program, focus: Focus) -> dict[str, Any]:
 class Focus:
     """The operation of each program at which the first finding points."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: ShownReport):
         self.finding = report.findings[0] if report.findings else None
 
-    def of(self, program: Program) -> int | None:
+    def of(self, program: ListedProgram) -> int | None:
         if self.finding is None:
             return None
         source = self.finding.distributed if program.ranks else self.finding.sequential
@@ -246,7 +244,7 @@ class Focus:
 
 
 # ---------------------------------------------------------------------- several checks
-class Site:
+class Pages:
     """A folder of pages with an index."""
 
     def __init__(self, folder: str):
@@ -257,7 +255,7 @@ class Site:
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise UsageError(f"--html {folder}: this is a file; give a folder")
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ShownOutcome) -> None:
         """Write the page of a check. A check that could not run is in the index only."""
         check, report = outcome.check, outcome.report
         self.counts["error" if report is None else report.verdict] += 1

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from graphguard.holding import Holding, Span, Tile
+from graphguard.graph.placement import Span, Spans
+from graphguard.graph.tensor_layout import TensorLayout
 
 MOST_COLUMNS, MOST_ROWS, MOST_RANKS = 4, 4, 4
 _BOXES = {
@@ -14,7 +15,7 @@ _BOXES = {
 }
 
 
-def picture(holding: Holding, unicode: bool = True) -> list[str]:
+def picture(holding: TensorLayout, unicode: bool = True) -> list[str]:
     """Rows are tiles along the first dim that is cut, columns along the second; other cut dims are named in the boxes."""
     grid = Grid(holding, unicode)
     return grid.lines()
@@ -37,13 +38,13 @@ def _joined(names: list[str], by: str, more: str) -> str:
     return by.join([*names[: MOST_RANKS - 2], more, names[-1]])
 
 
-def dims_of(tiles: list[Tile]) -> list[int]:
+def dims_of(tiles: list[Spans]) -> list[int]:
     """The dims along which tiles differ."""
     return [dim for dim in range(len(tiles[0]) if tiles else 0) if len({tile[dim] for tile in tiles}) > 1]
 
 
 class Grid:
-    def __init__(self, holding: Holding, unicode: bool):
+    def __init__(self, holding: TensorLayout, unicode: bool):
         self.tiles = holding.tiles()
         self.factor, self.unicode = holding.factor, unicode
         self.more = "…" if unicode else "..."

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from graphguard import __version__
-from graphguard.findings import KINDS
-from graphguard.pages import PAGES
+from graphguard.graph.findings import KINDS
+from graphguard.render.explain import PAGES
 from graphguard.render.plain import (
     Place,
     Plain,

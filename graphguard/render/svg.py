@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from graphguard.holding import Holding, Span, Tile
+from graphguard.graph.placement import Span, Spans
+from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.picture import dims_of, members
 
 WIDTH, ROW, MARGIN, TOP = 420, 44, 58, 22  # the last two, where spans are written
@@ -12,7 +13,7 @@ MOST = 8  # tiles along a dim that are drawn
 _HUES = (210, 30, 130, 280, 0, 175, 55, 320)
 
 
-def svg(holding: Holding) -> str:
+def svg(holding: TensorLayout) -> str:
     """Rows are tiles along the last dim but one that is cut, columns along the last. Summands are hatched."""
     tiles = holding.tiles()
     cut = dims_of(list(tiles))
@@ -53,11 +54,11 @@ def svg(holding: Holding) -> str:
     )
 
 
-def _spans(tiles: dict[Tile, list[list[int]]], dim: int | None) -> list[Span | None]:
+def _spans(tiles: dict[Spans, list[list[int]]], dim: int | None) -> list[Span | None]:
     return [None] if dim is None else list(dict.fromkeys(tile[dim] for tile in tiles))
 
 
-def _tile(box: tuple[float, float, float, float], here: list[list[list[int]]], holding: Holding, alone: bool) -> str:
+def _tile(box: tuple[float, float, float, float], here: list[list[list[int]]], holding: TensorLayout, alone: bool) -> str:
     x, y, width, height = box
     summands = here[0]
     hue = "" if alone else f' style="--h:{_HUES[summands[0][0] % len(_HUES)]}"'

@@ -9,19 +9,15 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
-from graphguard.findings import KINDS, LOST_HERE, PARTING, Finding
-from graphguard.holding import Holding
-from graphguard.ir import Source
+from graphguard.engine.proof import Relation
+from graphguard.graph.findings import KINDS, LOST_HERE, PARTING, Finding
+from graphguard.graph.ir import Source
+from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import SourceLine, excerpt
 from graphguard.render.picture import picture
-from graphguard.report import SHOWN_CONDITIONS
-
-if TYPE_CHECKING:
-    from graphguard.checks import Outcome
-    from graphguard.engine.proof import Relation
-    from graphguard.report import Report
+from graphguard.render.shown import SHOWN_CONDITIONS, ShownOutcome, ShownReport
 
 SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHOWN_TEXTS = (
     12,
@@ -110,7 +106,7 @@ def _styled(piece: Piece, look: Look) -> str:
 
 
 # ---------------------------------------------------------------------- a check
-def outcome_lines(outcome: Outcome, look: Look) -> list[str]:
+def outcome_lines(outcome: ShownOutcome, look: Look) -> list[str]:
     """The verdict of a check, and its report below it."""
     report = outcome.report
     if report is None:
@@ -118,7 +114,7 @@ def outcome_lines(outcome: Outcome, look: Look) -> list[str]:
     return shown([head_line(outcome)], look) + shown(report_lines(report, look), look, "  ")
 
 
-def concise_lines(outcome: Outcome, look: Look) -> list[str]:
+def concise_lines(outcome: ShownOutcome, look: Look) -> list[str]:
     """The verdict of a check, and the first finding or the relations."""
     report = outcome.report
     if report is None:
@@ -127,7 +123,7 @@ def concise_lines(outcome: Outcome, look: Look) -> list[str]:
     return shown([head_line(outcome)], look) + shown([[Piece(text)] for text in reasons], look, "  ")
 
 
-def head_line(outcome: Outcome) -> Line:
+def head_line(outcome: ShownOutcome) -> Line:
     assert outcome.report is not None
     report, expect = outcome.report, outcome.check.expect
     aside = f" (expected {expect})" if not outcome.as_expected else " (as expected)" if expect != "verified" else ""
@@ -138,7 +134,7 @@ def head_line(outcome: Outcome) -> Line:
 
 
 # ---------------------------------------------------------------------- a report
-def report_lines(report: Report, look: Look) -> list[Line]:
+def report_lines(report: ShownReport, look: Look) -> list[Line]:
     """What the verdict rests on."""
     if not report.findings:
         lines = _relations(list(report.relation.values()), look, SHOWN_RELATIONS)
@@ -149,7 +145,7 @@ def report_lines(report: Report, look: Look) -> list[Line]:
     if report.findings and report.relation:
         lines += [[], [Piece("proved all the same", "head")]]
         lines += [[Piece("  "), *line] for line in _relations(list(report.relation.values()), look, SHOWN_BESIDE)]
-    lines += _open_ends(report)
+    lines += _open_ends(report, look)
     if len(report.conditions) > SHOWN_CONDITIONS or (report.conditions and not report.verified):
         lines += _texts("where: ", [str(condition) for condition in report.conditions], look)
     rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
@@ -244,20 +240,22 @@ def _code(line: SourceLine, look: Look) -> Line:
     return [Piece(f"   {line.number:>5} {bar} ", "dim"), Piece(line.text, "code")]
 
 
-def _holding(holding: Holding, look: Look) -> list[Line]:
+def _holding(holding: TensorLayout, look: Look) -> list[Line]:
     said = "is expected as" if holding.role == "expected" else "is"
     lines: list[Line] = [[Piece(f"{holding.name} ", "head"), Piece(f"{said} {holding.type} on {holding.mesh}")]]
     return lines + [[Piece(f"   {text}", "box")] for text in picture(holding, look.unicode)]
 
 
-def _open_ends(report: Report) -> list[Line]:
+def _open_ends(report: ShownReport, look: Look) -> list[Line]:
     """What to do about an open question."""
+    stopped: list[Line] = [[Piece("stopped: ", "head"), Piece(str(s))] for s in report.stopped if s.proves or look.verbose]
     if report.verdict != "unproven":
-        return [[Piece(f"no lemma for {operator}")] for operator in report.opaque]
+        return [[Piece(f"no lemma for {operator}")] for operator in report.opaque] + (stopped if look.verbose else [])
     lines: list[Line] = [[Piece(f"conjecture: {text}")] for text in report.conjecture.values()]
     for operator in report.opaque:
         name = "::".join(operator.split(".")[:2])
         lines.append([Piece(f"no lemma for {operator}: "), Piece(f'say what it computes with gg.lemma("{name}", ...)')])
+    lines += stopped
     code = report.findings[0].code if report.findings else None
     if code is not None:
         lines.append([Piece("next: ", "head"), Piece(f"graphguard explain {code} says what to do")])
@@ -270,7 +268,7 @@ def _texts(lead: str, texts: Sequence[str], look: Look) -> list[Line]:
     return [[Piece(lead, "dim"), Piece(text)] for text in texts[:most]] + _and_more(len(texts) - most, what)
 
 
-def _stats(report: Report) -> list[Line]:
+def _stats(report: ShownReport) -> list[Line]:
     if not report.stats:
         return []
     stats = report.stats
@@ -283,7 +281,7 @@ def _and_more(number: int, what: str, indent: str = "") -> list[Line]:
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
-    from graphguard.listing import in_words
+    from graphguard.graph.listing import in_words
 
     return in_words(ranks) if ranks else ""
 

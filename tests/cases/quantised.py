@@ -40,6 +40,25 @@ def by_tensor_of_all(x):
     return largest / LARGEST
 
 
+def by_range(x):
+    low, high = torch.aminmax(x)
+    return (high - low) / (2 * LARGEST + 1)
+
+
+def by_range_of_all(x):
+    low, high = torch.aminmax(x)
+    dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    return (high - low) / (2 * LARGEST + 1)
+
+
+def by_range_of_largest(x):
+    low, high = torch.aminmax(x)
+    dist.all_reduce(low, op=dist.ReduceOp.MAX)  # fault: the largest of the smallest
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    return (high - low) / (2 * LARGEST + 1)
+
+
 def by_own_part(x):
     return x.abs().amax() / LARGEST  # fault: the largest of this rank's heads
 
@@ -95,6 +114,8 @@ CASES = [
         ("by-token", tp, by_token, by_token),
         ("by-tensor", tp, by_tensor, by_tensor_of_all),
     )],
+    case_of("by-range", 2, by_range, by_range_of_all),
+    fault("largest-of-smallest", case_of("", 2, by_range, None), by_range_of_largest, "the largest of the smallest"),
     fault("own-largest", case_of("", 2, by_tensor, None), by_own_part, "the largest of this rank's heads"),
     fault("largest-added", case_of("", 2, by_tensor, None), by_sum_of_largest, "the largest are added up"),
     fault("quarter", case_of("", 2, by_token, None), rounded_in_between, "a quarter of a key is rounded"),

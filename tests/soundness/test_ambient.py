@@ -16,8 +16,8 @@ import torch.distributed as dist
 from harness import capture_ranks
 
 import graphguard as gg
+from graphguard.capture.torch.relation.inputs import Input
 from graphguard.errors import CaptureError
-from graphguard.relation import Input
 
 INPUTS = {"x": Input((4,))}
 NAMES = frozenset({"w1", "w2", "w3", "bias"})

@@ -10,8 +10,7 @@ import textwrap
 from xml.etree import ElementTree
 
 import pytest
-
-from graphguard.cli import main
+from harness import command
 
 HEAD = """
     import functools, os, sys
@@ -35,13 +34,6 @@ HEAD = """
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def write(name, *parts, head=HEAD):
     os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
     with open(name, "w") as file:
@@ -51,16 +43,14 @@ def write(name, *parts, head=HEAD):
 
 def verify(capfd, *args):
     """Exit code; {file::name: verdict or error}; stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(["verify", *args, "--output-format", "json"])
+    code, out, err = command(capfd, "verify", *args, "--output-format", "json")
     for name, module in list(sys.modules.items()):  # each run begins without those of the last one
         if str(getattr(module, "__file__", "")).startswith(os.getcwd()):
             del sys.modules[name]
-    out, err = capfd.readouterr()
     found = json.loads(out)["checks"]
     names = [f"{each['file']}::{each['name']}" for each in found]
     assert len(set(names)) == len(names)
-    return stop.value.code or 0, {name: each["verdict"] or each["error"] for name, each in zip(names, found, strict=True)}, err
+    return code, {name: each["verdict"] or each["error"] for name, each in zip(names, found, strict=True)}, err
 
 
 # ---------------------------------------------------------------------- reports
@@ -334,10 +324,8 @@ def test_a_file_that_cannot_be_imported_is_an_entry_in_every_format(folder, capf
     assert found["suite/c.py::import"] == "suite/c.py: the process that imported the file ended by signal 9"
     assert f"error: {found['suite/b.py::import']}\n" in err
     for form in ("junit", "sarif", "github", "full"):
-        with pytest.raises(SystemExit) as stop:
-            main(["verify", "suite", "--output-format", form, "-j", jobs])
-        out = capfd.readouterr().out
-        assert stop.value.code == 2
+        code, out, _ = command(capfd, "verify", "suite", "--output-format", form, "-j", jobs)
+        assert code == 2
         if form == "junit":
             assert ElementTree.fromstring(out).get("errors") == "2"
         elif form == "sarif":

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import graphguard as gg
-from graphguard import Partial, Replicate, Shard, api
+from graphguard import Partial, Replicate, Shard
+from graphguard.capture.torch import front
 
 ROWS = {"x": gg.Input((4, 6), Shard(0))}
 UNEVEN = {"x": gg.Input((5, 6), Shard(0))}
@@ -187,20 +188,20 @@ def without(captured, rank, path):
 
 def verdict(check, captured, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(api, "capture_subject", lambda *args, **options: captured)
+        patch.setattr(front, "capture", lambda *args, **options: captured)
         return check().verdict
 
 
 def captured_by(check, monkeypatch):
     found = []
-    capture = api.capture_subject
+    capture = front.capture
 
     def recording(*args, **options):
         found.append(capture(*args, **options))
         return found[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(api, "capture_subject", recording)
+        patch.setattr(front, "capture", recording)
         report = check()
     assert report.verified, report
     return found[0]

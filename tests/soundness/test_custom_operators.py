@@ -8,8 +8,8 @@ from harness import assert_replays_as_eager, capture_one
 from torch.library import Library, custom_op
 
 import graphguard as gg
+from graphguard.capture.torch.relation.inputs import Input
 from graphguard.errors import CaptureError
-from graphguard.relation import Input
 
 X = {"x": Input((4, 4))}
 LIBRARY = Library("gg_bodies", "FRAGMENT")
@@ -112,9 +112,9 @@ def test_a_body_with_effects_that_cannot_be_recorded_is_refused():
 
 
 def test_a_lemma_comes_before_the_body(monkeypatch):
-    from graphguard.lemmas import user
+    from graphguard import scope
 
-    monkeypatch.setattr(user, "_REGISTERED", {})
+    monkeypatch.setattr(scope, "_OF_PROCESS", {})
     gg.lemma("gg_bodies::double", "... -> ...")
     graph = capture_one(lambda x: double(x), X)
     assert [node.op for node in graph.nodes] == ["gg_bodies.double.default"] and not graph.assumptions

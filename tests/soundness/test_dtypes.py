@@ -7,16 +7,17 @@ import torch.nn.functional as F
 from harness import capture_one
 
 import graphguard as gg
-from graphguard import Shard
+from graphguard import Shard, scope
+from graphguard.audit.dtypes import examine, sample_calls
+from graphguard.audit.samples import SAMPLES
+from graphguard.capture.torch.relation.inputs import Input
 from graphguard.engine.interpret import Interpreter
-from graphguard.engine.table import Table
-from graphguard.engine.unknown import Unknown
+from graphguard.engine.store.table import Table
+from graphguard.engine.terms.unknown import Unknown
 from graphguard.errors import UsageError
-from graphguard.lemmas import registry, user
+from graphguard.lemmas import known
 from graphguard.lemmas.dtypes import audited, in_words
-from graphguard.oracle.dtypes import examine, sample_calls
-from graphguard.oracle.samples import SAMPLES
-from graphguard.relation import Input
+from graphguard.lemmas.known import all_lemmas
 
 TWO = {"tp": 2}
 
@@ -24,7 +25,7 @@ TWO = {"tp": 2}
 def described(program, **inputs):
     """What a program's outputs are described as, in one table: equal descriptions are proofs."""
     graph = capture_one(program, inputs)
-    interpreter = Interpreter(Table())
+    interpreter = Interpreter(Table(), all_lemmas())
     given = {name: interpreter.input(name, value.shape) for name, value in graph.inputs.items()}
     for name, value in given.items():
         if inputs[name].dtype == torch.bool:
@@ -171,7 +172,7 @@ def test_a_row_is_not_asked_about_dtypes_for_which_it_is_not_audited(monkeypatch
     ((node, reason),) = interpreter.fallbacks
     assert node.op == "aten.add.Tensor"
     assert reason == "aten.add.Tensor, narrow whole numbers to narrow whole numbers, for which its lemma is not audited"
-    with registry.unguarded():
+    with known.unguarded():
         assert not described(lambda u: u + u, u=BYTES)[0].fallbacks
 
 
@@ -181,7 +182,7 @@ def test_signatures_are_told_in_words():
 
 
 def test_every_row_but_random_ones_is_audited_for_something():
-    rows = {row.operator for row in registry.rows() if not row.draws}
+    rows = {row.operator for row in known.rows() if not row.draws}
     assert rows == audited().keys()
     assert all("f>f" in audited()[f"aten.{name}.default"] for name in ("mm", "exp", "clone", "_softmax"))
 
@@ -201,7 +202,7 @@ def test_rows_are_right_in_the_dtypes_for_which_they_answer(portion):
 
 def test_a_row_that_is_wrong_for_a_class_is_not_listed_for_it():
     calls = list(sample_calls([SAMPLES["index_select"]]))
-    with registry.unguarded():
+    with known.unguarded():
         found = examine(calls)
     assert "bwb>b" in found.wrong["aten.index_add.default"]
     assert "bwb>b" not in found.covered()["aten.index_add.default"] and "fwf>f" in found.covered()["aten.index_add.default"]
@@ -225,7 +226,7 @@ for each in (twice, norm):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setattr(user, "_REGISTERED", {})
+    monkeypatch.setattr(scope, "_OF_PROCESS", {})
 
 
 def doubled(x):

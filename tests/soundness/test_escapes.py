@@ -14,9 +14,9 @@ import pytest
 import torch
 from harness import capture_one, flat, random_inputs
 
+from graphguard.capture.torch.relation.inputs import Input
 from graphguard.errors import GraphGuardError
 from graphguard.oracle.replay import replay
-from graphguard.relation import Input
 
 X = {"x": Input((6,))}
 

@@ -1,0 +1,1 @@
+"""Lemmas, and what is claimed of tensors, against torch's own execution."""

@@ -1,0 +1,68 @@
+"""megatron-core."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphguard.capture.torch.adapters.versions import check_version
+from graphguard.capture.torch.escapes.imports import when_imported
+
+if TYPE_CHECKING:
+    from graphguard.capture.torch.record.recorder import Recorder
+
+_CPU = torch.device("cpu")
+
+
+def adjust_megatron(recorder: Recorder) -> None:
+    """megatron-core keeps random states per GPU, and asks torch for the current GPU as the device of new tensors."""
+
+    def adjust_random(random: Any) -> None:
+        check_version(recorder, "megatron-core")
+        random.CudaRNGStatesTracker.add = lambda self, name, seed: self.set_states({**self.states_, name: seed})
+        random.CudaRNGStatesTracker.fork = fork
+        random._get_cuda_rng_state = random._set_cuda_rng_state = lambda *args, **kwargs: None
+        torch.cuda.current_device = lambda: _CPU
+
+    def fork(self: Any, name: str = "") -> contextlib.AbstractContextManager[None]:
+        recorder.assume("megatron-core draws random numbers (dropout, initialisation) from one stream per rank")
+        return contextlib.nullcontext()
+
+    def adjust_norm(torch_norm: Any) -> None:
+        construct = torch_norm.WrappedTorchNorm.__new__
+
+        def norm(cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+            alone = copy.copy(config)
+            alone.sequence_parallel = False  # refused, as only the fused norms mark their parameters
+            module: torch.nn.Module = construct(cls, alone, *args, **kwargs)
+            if config.sequence_parallel:
+                recorder.assume("megatron-core's norms under sequence parallelism are torch's, their parameters marked as such")
+                for parameter in module.parameters():
+                    parameter.sequence_parallel = True
+            return module
+
+        torch_norm.WrappedTorchNorm.__new__ = norm
+
+    def adjust_router(router: Any) -> None:
+        gating = router.Router.gating
+
+        def gate(self: Any, given: torch.Tensor) -> Any:
+            utilities = sys.modules[router.router_gating_linear.__module__]
+            if not hasattr(utilities, "te_general_gemm"):  # a name that 0.16.1 asks for, and has only with Transformer Engine
+                recorder.assume("megatron-core's router multiplies by torch, as it does where Transformer Engine does not")
+                utilities.te_general_gemm = None  # type: ignore[attr-defined]
+            return gating(self, given)
+
+        router.Router.gating = gate
+
+    def adjust_dispatcher(dispatcher: Any) -> None:
+        dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # made by a driver; not used where experts are padded
+
+    when_imported("megatron.core.tensor_parallel.random", adjust_random)
+    when_imported("megatron.core.transformer.moe.router", adjust_router)
+    when_imported("megatron.core.transformer.moe.token_dispatcher", adjust_dispatcher)
+    when_imported("megatron.core.transformer.torch_norm", adjust_norm)

@@ -1,0 +1,134 @@
+"""The front end for PyTorch: what the user passes to `verify` or `verify_model`, and the problem that it states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from graphguard.capture.front import Captured, Problem, Progress, mesh_of, require_outputs
+from graphguard.capture.torch.program import PARAMETERS, FunctionProgram, ModelProgram, binds
+from graphguard.capture.torch.relation.dtensors import needed_parts, of_dtensors, other_shapes
+from graphguard.capture.torch.relation.inputs import Input, bounds_of
+from graphguard.capture.torch.relation.outputs import expectations
+from graphguard.capture.torch.relation.parameters import (
+    Parameter,
+    expected_gradients,
+    found_parameters,
+    guesses,
+    needed_gradients,
+    relations_with,
+    use_sequential_names,
+)
+from graphguard.capture.torch.session import LocalInputs, Subject, capture
+from graphguard.capture.torch.training import train_step
+from graphguard.errors import UsageError
+from graphguard.graph.ir import Mesh
+from graphguard.relation.expectation import Expectation
+
+MeshLike = Mapping[str, int] | int
+
+
+@dataclass(frozen=True)
+class TorchFrontEnd:
+    """Two programs in torch, and what is expected of them. outputs, params: as the user wrote them."""
+
+    subject: Subject
+    outputs: Mapping[str, Any] | None = None
+    params: Any = "auto"
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.subject.mesh
+
+    def capture(self, progress: Progress | None = None) -> Captured:
+        return capture(self.subject, progress=progress)
+
+    def problem(self, opaque: frozenset[str], progress: Progress | None = None) -> Problem:
+        self._check()
+        captured = capture(replace(self.subject, opaque=opaque), progress=progress, accept_unstable=True)
+        require_outputs(captured.sequential)
+        parameters = self._parameters(captured)
+        captured = self._with_relations(captured, parameters)
+        return Problem(
+            self.mesh,
+            captured,
+            self._expected(captured, parameters),
+            bounds_of(self.subject.inputs),
+            {name.removeprefix(PARAMETERS): str(found) for name, found in parameters.items()},
+            tuple(guesses(parameters)),
+        )
+
+    def _check(self) -> None:
+        local_inputs = self.subject.local_inputs
+        if local_inputs is not None and not callable(local_inputs):
+            raise UsageError(f"local_inputs= is {type(local_inputs).__name__}, not a function of (full, coord)")
+        if self.outputs is not None and not isinstance(self.outputs, Mapping):
+            raise UsageError(f"outputs= is {type(self.outputs).__name__}; write {{path: placement}}")
+
+    def _parameters(self, captured: Captured) -> dict[str, Parameter]:
+        """What is known of the parameters of a module; a function has none."""
+        if not isinstance(self.subject.distributed, ModelProgram):
+            return {}
+        use_sequential_names(captured)
+        return found_parameters(self.subject, captured, self.params)
+
+    def _with_relations(self, captured: Captured, parameters: Mapping[str, Parameter]) -> Captured:
+        """For a module, with the relations of its parameters."""
+        if not isinstance(self.subject.distributed, ModelProgram):
+            return captured
+        return replace(captured, relations=relations_with(self.subject, captured, parameters))
+
+    def _expected(self, captured: Captured, parameters: Mapping[str, Parameter]) -> dict[str, Expectation]:
+        """What is stated of outputs, what DTensors say of themselves, and what a training step returns."""
+        program, stated = self.subject.distributed, self.outputs or {}
+        outputs, needs = of_dtensors(captured, self.mesh), needed_parts(captured)
+        gradients: dict[str, Any] = {}
+        if isinstance(program, ModelProgram) and isinstance(program.step, train_step):
+            gradients = expected_gradients(captured, parameters)
+            outputs |= gradients if program.step.loss is None else {**gradients, "loss": program.step.loss}
+            for path, more in needed_gradients(captured, parameters).items():
+                needs[path] = [*more, *needs.get(path, ())]
+        of_parameters = gradients.keys() - stated.keys()
+        return expectations({**outputs, **stated}, captured, self.mesh, needs, other_shapes(captured), of_parameters)
+
+
+# ---------------------------------------------------------------------- what the user passes
+def functions(
+    sequential: Callable[..., Any],
+    distributed: Callable[..., Any],
+    mesh: MeshLike,
+    inputs: Mapping[str, Input],
+    local_inputs: LocalInputs | None,
+) -> Subject:
+    programs = FunctionProgram(sequential, "sequential"), FunctionProgram(distributed, "distributed")
+    return Subject(*programs, mesh_of(mesh), _by_name(inputs), local_inputs)
+
+
+def models(
+    sequential: Callable[[], torch.nn.Module],
+    distributed: Callable[[Any], torch.nn.Module],
+    step: Callable[..., Any],
+    mesh: MeshLike,
+    inputs: Mapping[str, Input],
+    local_inputs: LocalInputs | None,
+) -> Subject:
+    for side, builder, call in (("sequential", sequential, "lambda: "), ("distributed", distributed, "lambda mesh: ")):
+        if isinstance(builder, torch.nn.Module):
+            raise UsageError(f"{side}= is a module; give a function that builds it: {side}={call}{type(builder).__name__}(...)")
+        if not callable(builder):
+            raise UsageError(f"{side}= is {type(builder).__name__}, not a function that builds a module")
+    if not binds(distributed, (None,), {}):
+        raise UsageError("distributed= is called with the mesh; write distributed=lambda mesh: ...")
+    if not callable(step):
+        raise UsageError(f"step= is {type(step).__name__}; write step(model, **inputs), or gg.train_step(loss_fn)")
+    programs = ModelProgram(sequential, step, "sequential"), ModelProgram(distributed, step, "distributed")
+    return Subject(*programs, mesh_of(mesh), _by_name(inputs), local_inputs)
+
+
+def _by_name(inputs: Any) -> dict[str, Input]:
+    if not isinstance(inputs, Mapping):
+        raise UsageError(f"inputs= is {type(inputs).__name__}; write {{name: gg.Input(shape, placement)}}")
+    return dict(inputs)

@@ -1,0 +1,1 @@
+"""Operations as they are dispatched, written down as nodes."""

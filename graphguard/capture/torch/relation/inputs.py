@@ -1,0 +1,178 @@
+"""The input relation: how each rank's inputs come from the sequential ones. Stated by placements or by plain torch code."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+
+from graphguard.capture.front import Bounds
+from graphguard.errors import UsageError
+from graphguard.graph import placement as own
+from graphguard.graph.ir import Mesh
+
+Coordinate = dict[str, int]
+MOST_ELEMENTS = 1 << 60
+_Placed: TypeAlias = Placement | own.Placement
+Placements: TypeAlias = _Placed | Mapping[str, _Placed] | Sequence[_Placed]
+Local = Callable[[torch.Tensor, Coordinate], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """One sequential input and its relation to the ranks' inputs.
+
+    shape: the full shape.
+    placement: one placement, `{axis: placement}`, or a tuple in mesh order.
+    low, high: bounds of the values, `low <= v < high`.
+    local: `fn(full, coord)`, any other layout in plain torch; traced, not run on data.
+    """
+
+    shape: tuple[int, ...]
+    placement: Placements
+    dtype: torch.dtype
+    low: float | None
+    high: float | None
+    local: Local | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        placement: Placements = Replicate(),  # noqa: B008 - a placement is a frozen value
+        dtype: torch.dtype = torch.float32,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        local: Local | None = None,
+    ):
+        sizes = _sizes(shape)
+        if isinstance(placement, torch.dtype):
+            raise UsageError(f"gg.Input: {placement} is given as the placement; write dtype={placement}")
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(f"gg.Input: {dtype!r} is not a dtype; write for example torch.int64")
+        if local is not None and not callable(local):
+            raise UsageError(f"gg.Input: local= is {type(local).__name__}, not a function of (full, coord)")
+        if local is not None and not isinstance(placement, Replicate):
+            raise UsageError("gg.Input: give a placement or local=, not both")
+        low, high = _bound("low", low), _bound("high", high)
+        whole = not (dtype.is_floating_point or dtype.is_complex)
+        if low is not None and high is not None and (low >= high or (whole and math.ceil(low) >= high)):
+            raise UsageError(f"gg.Input: no {'whole number' if whole else 'value'} v has {low} <= v < {high}")
+        fields = {"shape": sizes, "placement": placement, "dtype": dtype, "low": low, "high": high, "local": local}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    try:
+        sizes = tuple(operator.index(size) for size in given)
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes) or any(isinstance(size, bool) for size in given):
+        raise UsageError(f"gg.Input: the shape {shape!r} is not a tuple of sizes")
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise UsageError(f"gg.Input: a tensor of shape {sizes} has more elements than torch can count")
+    return sizes
+
+
+def _bound(name: str, bound: Any) -> Any:
+    """A bound that some number has, as it was given; an infinite one is none."""
+    if bound is None:
+        return None
+    if isinstance(bound, bool) or not isinstance(bound, Real) or bound != bound:
+        raise UsageError(f"gg.Input: {name}= is {bound!r}; write a number")
+    if math.isinf(bound):
+        return None
+    if abs(float(bound)) > 2.0**63:
+        raise UsageError(f"gg.Input: {name}={bound} is beyond what 64 bits hold")
+    return bound
+
+
+def placement_of(item: Any) -> own.Placement | None:
+    """What torch's placement says; None for anything else. One of our own stands for itself."""
+    if type(item) is Shard:
+        return own.Shard(item.dim)
+    if type(item) is Partial:
+        return own.Partial(item.reduce_op)
+    if type(item) is Replicate:
+        return own.REPLICATE
+    return item if isinstance(item, own.Placement) else None
+
+
+def placements_by_axis(name: str, placement: Placements, mesh: Mesh) -> dict[str, own.Placement]:
+    """One placement per mesh axis, checked."""
+    if isinstance(placement, Mapping):
+        unknown = [axis for axis in placement if axis not in mesh.names]
+        if unknown:
+            raise UsageError(f"input {name!r} is placed on the axis {unknown[0]!r}; the mesh has {list(mesh.names)}")
+        by_axis = {axis: placement.get(axis, own.REPLICATE) for axis in mesh.names}
+    elif isinstance(placement, (tuple, list)):
+        if len(placement) != len(mesh.names):
+            raise UsageError(f"input {name!r} has {len(placement)} placements for {len(mesh.names)} mesh axes")
+        by_axis = dict(zip(mesh.names, placement, strict=True))
+    else:
+        if len(mesh.names) > 1 and placement_of(placement) != own.REPLICATE:
+            raise UsageError(
+                f"input {name!r}: on a mesh of several axes write {{axis: placement}} or one placement per axis, "
+                f"not {placement!r}"
+            )
+        by_axis = dict.fromkeys(mesh.names, placement)
+    found = {}
+    for axis, item in by_axis.items():
+        known = placement_of(item)
+        if known is None:
+            raise UsageError(f"input {name!r} has {item!r} on axis {axis!r}; use Replicate(), Shard(dim) or Partial()")
+        found[axis] = known
+    return found
+
+
+def check_placements(name: str, spec: Input, mesh: Mesh) -> None:
+    for placement in placements_by_axis(name, spec.placement, mesh).values():
+        if isinstance(placement, own.Shard) and not -len(spec.shape) <= placement.dim < len(spec.shape):
+            raise UsageError(f"input {name!r}: Shard({placement.dim}) names a dim that its shape {spec.shape} does not have")
+        if isinstance(placement, own.Partial) and placement.reduce != "sum":
+            raise UsageError(f"input {name!r}: an input may be a Partial sum only, not {placement.reduce!r}")
+
+
+def localise(
+    name: str,
+    full: torch.Tensor,
+    spec: Input,
+    mesh: Mesh,
+    coordinate: Coordinate,
+    part: Callable[[torch.Tensor, str, int, int], torch.Tensor],
+) -> torch.Tensor:
+    """A rank's input. `part(tensor, key, index, count)` gives one of `count` summands; equal keys give the same summands."""
+    if spec.local is not None:
+        local: Any = spec.local(full, dict(coordinate))
+        if not isinstance(local, torch.Tensor):
+            raise UsageError(f"input {name!r}: local= returned {type(local).__name__}, not a tensor")
+        return local
+    tensor, key = full, name
+    for axis, placement in placements_by_axis(name, spec.placement, mesh).items():
+        index, count = coordinate[axis], dict(mesh.axes)[axis]
+        if isinstance(placement, own.Shard):
+            tensor = chunk(tensor, placement.dim, index, count)
+        elif isinstance(placement, own.Partial):
+            tensor = part(tensor, f"{key}/{axis}", index, count)
+        if placement != own.REPLICATE:
+            key = f"{key}/{axis}={index}"
+    return tensor
+
+
+def chunk(tensor: torch.Tensor, dim: int, index: int, count: int) -> torch.Tensor:
+    """A rank's piece along a dim."""
+    start, stop = own.piece(tensor.shape[dim], index, count)
+    return tensor.narrow(dim, start, stop - start)
+
+
+def bounds_of(inputs: Mapping[str, Input]) -> dict[str, Bounds]:
+    """The stated bounds of all inputs."""
+    return {name: (spec.low, spec.high) for name, spec in inputs.items()}

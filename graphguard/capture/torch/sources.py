@@ -1,0 +1,99 @@
+"""Which line of the user's files an operation comes from."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import copy
+import functools
+import os
+import sys
+import threading
+from types import CodeType, FrameType
+
+import torch
+import typing_extensions
+
+import graphguard
+from graphguard.graph.ir import Source
+
+_OURS = os.path.dirname(graphguard.__file__) + os.sep
+_HIDDEN = (
+    _OURS,
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(concurrent.futures.__file__) + os.sep,
+    contextlib.__file__,
+    copy.__file__,
+    functools.__file__,
+    threading.__file__,
+    typing_extensions.__file__,
+    "<frozen ",
+    "<string>",
+    "<eval_with_key>",
+)
+# What called these is not the program's: a command line, a test runner.
+_ENTRIES = {os.path.join(os.path.dirname(__file__), file) for file in ("program.py", "session.py")}
+MOST_CALLERS = 5  # lines of the user's that led to an operation, the nearest one included
+_BACKWARD_ENTRY = torch.autograd.graph._engine_run_backward.__code__
+
+
+def is_user_file(file: str) -> bool:
+    return not file.startswith(_HIDDEN)
+
+
+class SourceTracker:
+    """Forward operations have the nearest user frame. Backward ones have the line of the forward operation whose gradient
+    they compute, found by autograd's sequence number, unless they run in a `backward` (or recomputed forward) of the user.
+    Where no user code is involved, the last known line stands."""
+
+    def __init__(self) -> None:
+        self._by_sequence: dict[int, Source] = {}
+        self._interned: dict[tuple[str, int, Source | None], Source] = {}
+        self._last: Source | None = None
+
+    def here(self) -> tuple[Source | None, bool]:
+        """The source of the operation being dispatched, and whether it belongs to a backward pass."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            source = self._nearest()
+        else:
+            source = self._nearest(stop_at_engine=True)
+            if source is None:
+                source = self._by_sequence.get(node._sequence_nr()) or self._nearest()
+                self._last = source or self._last
+                return self._last, True
+        if source is not None:
+            # autograd made its node for this operation just before it was dispatched; if it made none, the number is that of
+            # an earlier one, which has its line
+            self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, source)
+            self._last = source
+        return self._last, node is not None
+
+    def expect_node(self) -> None:
+        """A custom function is about to make its autograd node: its backward belongs to the line that applies it."""
+        source = self._nearest()
+        if source is not None:
+            self._by_sequence[torch.autograd._get_sequence_nr()] = source
+
+    def _nearest(self, stop_at_engine: bool = False) -> Source | None:
+        frame: FrameType | None = sys._getframe(2)
+        found: list[FrameType] = []
+        while frame is not None and len(found) < MOST_CALLERS:
+            code = frame.f_code
+            if (stop_at_engine and code is _BACKWARD_ENTRY) or code.co_filename in _ENTRIES:
+                break
+            if not code.co_filename.startswith(_HIDDEN):
+                found.append(frame)
+            frame = frame.f_back
+        source: Source | None = None
+        for each in reversed(found):
+            source = self._source(each.f_code, each.f_lineno, source)
+        return source
+
+    def _source(self, code: CodeType, line: int, caller: Source | None) -> Source:
+        key = (code.co_filename, line, caller)
+        source = self._interned.get(key)
+        if source is None:
+            file = os.path.abspath(code.co_filename)
+            source = self._interned[key] = Source(file, line, code.co_name, caller)
+        return source

@@ -1,0 +1,1 @@
+"""Ranks that are not there, and their communication."""

@@ -1,0 +1,1 @@
+"""`@gg.check`: how checks are registered, found and run."""

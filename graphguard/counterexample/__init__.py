@@ -1,0 +1,1 @@
+"""A counterexample made small, and written down as a script."""

@@ -1,0 +1,1 @@
+"""Sums and products of descriptions, and when two of them are equal."""

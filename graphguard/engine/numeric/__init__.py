@@ -1,0 +1,1 @@
+"""Descriptions as numbers, independent of how they were found."""

@@ -1,0 +1,1 @@
+"""Ranks described at once, and what communication does to descriptions."""

@@ -1,0 +1,132 @@
+"""Which random numbers of the ranks stand for which of the sequential program.
+
+What a random operator draws is a tensor of independent numbers; which ones does not matter, so a proof is for all of them. The
+n-th draw of every rank stands for the n-th of the sequential program, if all draw equally often, by the same operators with the
+same parameters. Where a rank's tensor has the whole shape, all ranks must have drawn it from a generator in one state. Where it
+has a part of one dim, the ranks of different parts must have drawn from different states, and those of equal parts from one;
+the parts are taken in the order of the mesh. No state may be used for two parts, or twice: the numbers would be the same ones.
+Then the ranks' numbers, put together, are as good a draw as the sequential one, and they are described as its tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from graphguard.graph.ir import Graph, Mesh, Node
+from graphguard.graph.ir import Value as Tensor
+
+# Operators whose elements are drawn one by one, all in the same way.
+_ALIKE = {
+    "aten.bernoulli_.float", "aten.bernoulli.p", "aten.native_dropout.default", "aten.rand.default", "aten.rand_like.default",
+    "aten.randn.default", "aten.randn_like.default", "aten.uniform_.default", "aten.normal_.default",
+}  # fmt: skip
+_ZERO_OR_ONE = {"aten.bernoulli_.float", "aten.bernoulli.p", "aten.native_dropout.default"}
+
+
+class Tile(NamedTuple):
+    """A part of the n-th draw, of all of it if dim is None."""
+
+    number: int
+    whole: tuple[int, ...]
+    dim: int | None = None
+    start: int = 0
+
+
+@dataclass
+class Draws:
+    """tiles: what each drawn tensor of both programs stands for. reasons: why one stands for nothing."""
+
+    tiles: dict[Tensor, Tile] = field(default_factory=dict)
+    reasons: dict[Tensor, str] = field(default_factory=dict)
+    assumptions: list[str] = field(default_factory=list)
+
+
+def is_mask(node: Node) -> bool:
+    return node.op in _ZERO_OR_ONE
+
+
+def drawn(node: Node) -> Tensor:
+    """The tensor of a node that holds random numbers and nothing else."""
+    return node.outputs[-1]
+
+
+def matched(sequential: Graph, graphs: Sequence[Graph]) -> Draws:
+    found = Draws()
+    mine = _nodes(sequential)
+    theirs = [_nodes(graph) for graph in graphs]
+    if not mine or any([_call(node) for node in nodes] != [_call(node) for node in mine] for nodes in theirs):
+        return found
+    mesh = graphs[0].mesh or Mesh.of({"world": len(graphs)})
+    states = [[graph.states[drawn(node)] for node in nodes] for graph, nodes in zip(graphs, theirs, strict=True)]
+    used: dict[str, Tile] = {}
+    for number, node in enumerate(mine):
+        whole = drawn(node).shape
+        found.tiles[drawn(node)] = Tile(number, whole)
+        there = [drawn(nodes[number]) for nodes in theirs]
+        split = _split(mesh, whole, [tensor.shape for tensor in there], [each[number] for each in states])
+        if isinstance(split, str):
+            found.reasons |= dict.fromkeys(there, split)
+            continue
+        axes, dim = split
+        tiles = [Tile(number, whole, dim, _place(mesh, rank, axes) * t.shape[dim] if dim is not None else 0)
+                 for rank, t in enumerate(there)]  # fmt: skip
+        if any(used.setdefault(each[number], tile) != tile for each, tile in zip(states, tiles, strict=True)):
+            found.reasons |= dict.fromkeys(there, "random numbers that are drawn a second time from the same state")
+            continue
+        found.tiles |= zip(there, tiles, strict=True)
+        how = f"each rank's are a part along {' and '.join(axes)}" if axes else "all ranks draw the same"
+        found.assumptions.append(f"random numbers at {node.source} are any numbers: {how}")
+    return found
+
+
+def _nodes(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.outputs and drawn(node) in graph.states]
+
+
+def _call(node: Node) -> object:
+    """What is drawn, but for the shape; nothing is like an operator whose elements are not alike."""
+    if node.op not in _ALIKE:
+        return object()
+    if "rand" in node.op:
+        return node.op  # no parameter but the shape says what is drawn
+    named = [(name, arg) for name, arg in node.kwargs.items() if isinstance(arg, float | int)]
+    return node.op, [arg for arg in node.args[1:] if isinstance(arg, float | int)], sorted(named)
+
+
+def _split(
+    mesh: Mesh, whole: tuple[int, ...], shapes: Sequence[tuple[int, ...]], states: Sequence[str]
+) -> tuple[tuple[str, ...], int | None] | str:
+    """The axes along which ranks have different parts, and of which dim; or why that is not so."""
+    shape = shapes[0]
+    if any(other != shape for other in shapes) or len(shape) != len(whole):
+        return "random numbers in parts of different shapes"
+    dims = [dim for dim, (a, b) in enumerate(zip(shape, whole, strict=True)) if a != b]
+    axes = tuple(name for name in mesh.names if _varies(mesh, states, name))
+    if not dims:
+        return (axes, None) if not axes else f"random numbers that differ along {axes[0]}, of a tensor that is whole there"
+    parts = whole[dims[0]] // max(shape[dims[0]], 1)
+    if len(dims) > 1 or whole[dims[0]] % shape[dims[0]] or math.prod(dict(mesh.axes)[name] for name in axes) != parts:
+        return "the same random numbers for different parts of a tensor" if not axes else "random numbers in other parts"
+    by_place = {(_place(mesh, rank, axes), state) for rank, state in enumerate(states)}
+    if len(by_place) != parts or len({state for _, state in by_place}) != parts:
+        return "the same random numbers for different parts of a tensor"
+    return axes, dims[0]
+
+
+def _varies(mesh: Mesh, states: Sequence[str], axis: str) -> bool:
+    """Whether ranks that differ in this axis alone have drawn from different states."""
+    groups: dict[tuple[tuple[str, int], ...], set[str]] = {}
+    for rank, state in enumerate(states):
+        others = tuple((name, at) for name, at in mesh.coordinate(rank).items() if name != axis)
+        groups.setdefault(others, set()).add(state)
+    return any(len(group) > 1 for group in groups.values())
+
+
+def _place(mesh: Mesh, rank: int, axes: Sequence[str]) -> int:
+    place = 0
+    for name in axes:
+        place = place * dict(mesh.axes)[name] + mesh.coordinate(rank)[name]
+    return place

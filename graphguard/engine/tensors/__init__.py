@@ -1,0 +1,1 @@
+"""Tensor operations on descriptions: the vocabulary in which lemmas are written."""

@@ -1,0 +1,1 @@
+"""The examples as a table and as pages."""

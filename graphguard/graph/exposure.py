@@ -1,0 +1,104 @@
+"""Which tensors of a program are seen in its outputs, element by element: if one of their elements were undefined, some element
+of an output would be.
+
+A division by zero that a mask takes away, or a slice leaves out, does not make a program undefined. So what a program divides
+by, or takes roots of, is known not to be zero, or negative, only where the result is exposed. An operation that is not listed
+hides what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from graphguard.graph.ir import Arg, Graph, Node, Value, values_in
+from graphguard.graph.operators import SHOWS, name_of
+
+SPLITS = frozenset({"chunk", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"})
+FIRST_ONLY = frozenset({"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+                        "_scaled_dot_product_flash_attention", "scaled_dot_product_attention", "pow"})  # fmt: skip
+
+
+STEPS = {"_fused_adam": 4, "_fused_adamw": 4, "_fused_sgd": 2}  # of an optimizer: how many lists all count for the parameters
+
+
+def is_exposed(node: Node, seen: set[Value]) -> bool:
+    """Whether what is undefined in a node is seen. Of a step of an optimizer, all new parameters have to be."""
+    new = len(node.args[0]) if node.args and isinstance(node.args[0], tuple) and name_of(node.op) in STEPS else 1
+    return bool(node.outputs) and all(value in seen for value in node.outputs[:new])
+
+
+def exposed(graph: Graph) -> set[Value]:
+    found = {value for value in graph.outputs.values() if value is not None}
+    cut: dict[tuple[Value, int], list[tuple[int, int]]] = {}  # the exposed slices of tensors, by dim
+    for node in reversed(graph.nodes):
+        found.update(_passed(node, found))
+        for value, dim, low, high in _slices(node, found):
+            cut.setdefault((value, dim), []).append((low, high))
+            if _is_whole(cut[value, dim], value.shape[dim]):
+                found.add(value)
+    return found
+
+
+def _passed(node: Node, found: set[Value]) -> Iterator[Value]:
+    """The operands of which every element is seen in the results that are."""
+    name = name_of(node.op)
+    if name in SPLITS:
+        if all(value in found for value in node.outputs):
+            yield from values_in(node.args[:1])
+    elif is_exposed(node, found) and _shows_all(node.outputs[0]) and not _scales_by_nothing(node.kwargs):
+        if name in SHOWS or node.communicates:
+            written = {name.partition(".")[0] for name in node.writes}  # what memory held before it is seen nowhere
+            yield from values_in(node.args)
+            yield from values_in(arg for key, arg in node.kwargs.items() if key not in written | {"group"})
+        elif name in STEPS:
+            yield from values_in(node.args[: STEPS[name]])
+        elif name in FIRST_ONLY and not (name == "pow" and not _is_power(node.args)):
+            yield from values_in(node.args[:1])
+
+
+def _shows_all(value: Value) -> bool:
+    """Whether what is undefined has an element, and a number, to be seen as."""
+    return value.dtype.startswith(("float", "bfloat", "complex")) and 0 not in value.shape
+
+
+def _is_power(args: tuple[Arg, ...]) -> bool:
+    """Whether the exponent is a number other than zero: anything to the power of zero is one."""
+    return len(args) > 1 and isinstance(args[1], (int, float)) and args[1] != 0
+
+
+def _scales_by_nothing(kwargs: Mapping[str, Arg]) -> bool:
+    """Whether an operand is left out, as with beta=0."""
+    return any(kwargs.get(name) == 0 for name in ("alpha", "beta"))
+
+
+def _slices(node: Node, found: set[Value]) -> Iterator[tuple[Value, int, int, int]]:
+    """Of which tensor a node gives which elements of a dim, if they are seen."""
+    if name_of(node.op) not in ("slice", "select") or node.outputs[0] not in found:
+        return
+    value, *rest = node.args
+    dim = rest[0] if rest else 0
+    assert isinstance(value, Value) and isinstance(dim, int)
+    dim, size = dim % len(value.shape), value.shape[dim]
+    if name_of(node.op) == "select":
+        low = rest[1] % size if isinstance(rest[1], int) else size
+        yield value, dim, low, low + 1
+        return
+    ends = [*rest[1:3], None, None][:2]
+    low, high = (_end(end, otherwise, size) for end, otherwise in zip(ends, (0, size), strict=True))
+    if len(rest) < 4 or rest[3] == 1:
+        yield value, dim, low, high
+
+
+def _end(end: Arg, otherwise: int, size: int) -> int:
+    if not isinstance(end, int):
+        return otherwise
+    return max(0, end + size) if end < 0 else min(end, size)
+
+
+def _is_whole(spans: list[tuple[int, int]], size: int) -> bool:
+    reached = 0
+    for low, high in sorted(spans):
+        if low > reached:
+            return False
+        reached = max(reached, high)
+    return reached >= size

@@ -1,0 +1,1 @@
+"""What operators mean: one row per operator, one file per family."""

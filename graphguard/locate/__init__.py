@@ -1,0 +1,1 @@
+"""Where the ranks go wrong, and what would mend it, found by execution."""

@@ -1,0 +1,199 @@
+"""The steps behind `verify`: a front end makes a problem; a proof and an execution decide it; what they say is the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from graphguard.capture.front import Captured, FrontEnd, Problem, Progress
+from graphguard.engine.proof import Proof
+from graphguard.engine.prove import prove
+from graphguard.engine.second_attempt import proved_apart
+from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError
+from graphguard.graph.listing import without_relations
+from graphguard.lemmas.known import all_lemmas
+from graphguard.lemmas.user import Lemma, by_operator
+from graphguard.report.report import Report
+from graphguard.verdict.judge import Judgement, judge
+from graphguard.verdict.limits import Limits, limits_of
+from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of `verify` or `verify_model`: the programs with what is expected of them, and how that is looked at."""
+
+    front: FrontEnd
+    lemmas: Sequence[Any] = ()
+    trials: int | None = None
+    seed: int = 0
+    limits: Mapping[str, int] | None = None
+
+
+_COLLECTED: ContextVar[list[Job] | None] = ContextVar("collected", default=None)
+_PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[list[Job]]:
+    """Inside, `verify` and `verify_model` run nothing: they add the job to the list and return it."""
+    jobs: list[Job] = []
+    token = _COLLECTED.set(jobs)
+    try:
+        yield jobs
+    finally:
+        _COLLECTED.reset(token)
+
+
+@contextmanager
+def showing(progress: Progress | None) -> Iterator[None]:
+    """Inside, `verify` and `verify_model` say how far they are."""
+    token = _PROGRESS.set(progress)
+    try:
+        yield
+    finally:
+        _PROGRESS.reset(token)
+
+
+def run(job: Job) -> Report:
+    """The report of a job; inside of `collecting`, the job itself."""
+    collected = _COLLECTED.get()
+    if collected is not None:
+        collected.append(job)
+        return job  # type: ignore[return-value]
+    try:
+        return _report(job)
+    except GraphGuardError:
+        raise
+    except Exception as error:
+        raise InternalError(f"{type(error).__name__} in GraphGuard itself: {error}; please report it") from error
+
+
+def _report(job: Job) -> Report:
+    _check(job)
+    lemmas, progress = by_operator(job.lemmas), _PROGRESS.get()
+    begun = time.perf_counter()
+    try:
+        problem = job.front.problem(frozenset(lemmas), progress)
+    except MismatchError as error:
+        report = Report.of_findings([error.finding], [])
+        report.notes.append(f"after that, {error}")
+        report.stats = _stats(job.front.mesh.size, time.perf_counter() - begun)
+        return report
+    return decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
+
+
+def _check(job: Job) -> None:
+    limits_of(job.limits)
+    if job.trials is not None and (not isinstance(job.trials, int) or isinstance(job.trials, bool) or job.trials < 0):
+        raise UsageError(f"trials= is {job.trials!r}; write how often both programs are executed, 0 to take a proof as it is")
+    if not isinstance(job.seed, int) or isinstance(job.seed, bool) or not 0 <= job.seed < 2**62:
+        raise UsageError(f"seed= is {job.seed!r}; write a whole number from 0 on")
+
+
+def decide(
+    problem: Problem,
+    lemmas: Mapping[str, Lemma] | None = None,
+    *,
+    trials: int | None = None,
+    seed: int = 0,
+    limits: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """The report of a problem, whatever front end made it.
+
+    lemmas: of the user's own, by operator.
+    trials, seed, limits: as `verify` has them.
+    """
+    captured = problem.captured
+    if captured.joint.findings:
+        report = Report.of_findings(captured.joint.findings, captured.assumptions)
+        report.make_listing = partial(without_relations, captured.sequential, list(captured.ranks))
+        report.stats = _stats(problem.mesh.size, captured.seconds)
+    else:
+        report = _decided(problem, lemmas or {}, trials, seed, limits_of(limits), progress)
+    report.parameters = dict(problem.parameters)
+    report.assumptions += problem.guesses
+    report.assumptions += [each.assumed for each in problem.expected.values() if each.assumed is not None]
+    if captured.unstable is not None:
+        if report.verdict != "refuted":
+            raise CaptureError(captured.unstable)
+        report.notes.append(f"{captured.unstable}; it is refuted for ranks in some such states")
+    report.notes += _only_of_ranks(captured)
+    unread = unread_inputs(captured.sequential, captured.ranks, captured.relations)
+    report.notes += [f"the input {name} is read by neither program" for name in unread if name in problem.bounds]
+    report.stats["ops"] = sum(len(graph.nodes) for graph in [captured.sequential, *captured.ranks])
+    return report
+
+
+def _decided(
+    problem: Problem,
+    lemmas: Mapping[str, Lemma],
+    trials: int | None,
+    seed: int,
+    limits: Limits,
+    progress: Progress | None,
+) -> Report:
+    """The verdict of a proof and an execution."""
+    captured = problem.captured
+    graphs = captured.sequential, captured.joint, captured.relations
+
+    def proved(apart: bool = False) -> Proof:
+        _tell(progress, "proof")
+        return prove(
+            *graphs,
+            expected=problem.expected,
+            ranges=problem.ranges,
+            lemmas=all_lemmas(lemmas),
+            apart=apart,
+            limits=limits.engine,
+        )
+
+    def judged(proof: Proof) -> Judgement:
+        return judge(
+            *graphs,
+            problem.expected,
+            problem.bounds,
+            proved=proof.unconditional,
+            no_parts=proof.no_parts,
+            trials=trials,
+            seed=seed,
+            progress=None if progress is None else partial(progress, "oracle"),
+            limits=limits,
+        )
+
+    proof = first = proved()
+    _tell(progress, "oracle")
+    judgement = judged(proof)
+    if not judgement.different:
+        proof = proved_apart(first, problem.mesh.size, proved, limits.engine)
+        judgement = judgement if proof is first else judged(proof)
+    assumed = assumptions_of([captured.sequential, *captured.ranks, *captured.relations])
+    report = report_of(proof, judgement, [*assumed, *captured.assumptions])
+    report.notes += judgement.hints
+    seconds = None if judgement.skipped else judgement.seconds
+    report.stats = _stats(problem.mesh.size, captured.seconds, proof.seconds, seconds)
+    report.stats["oracle"] = {"trials": judgement.trials, "seed": seed, "skipped": judgement.skipped}
+    return report
+
+
+def _stats(ranks: int, capture: float, proof: float | None = None, oracle: float | None = None) -> dict[str, Any]:
+    return {"ops": 0, "ranks": ranks, "seconds": {"capture": capture, "proof": proof, "oracle": oracle}}
+
+
+def _tell(progress: Progress | None, phase: str) -> None:
+    """Say which phase begins."""
+    if progress is not None:
+        progress(phase, 0, 0)
+
+
+def _only_of_ranks(captured: Captured) -> list[str]:
+    """Outputs that the sequential program does not have."""
+    known = {path for path, value in captured.sequential.outputs.items() if value is not None}
+    extra = {path: None for graph in captured.ranks for path, value in graph.outputs.items() if value is not None}
+    return [f"{path}: only ranks return it, so nothing is claimed of it" for path in extra if path not in known]

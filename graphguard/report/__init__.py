@@ -1,0 +1,1 @@
+"""What `verify` answers, and the pages behind its findings."""

@@ -1,0 +1,1 @@
+"""What a proof and an execution say together."""

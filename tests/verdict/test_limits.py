@@ -1,0 +1,210 @@
+"""Limits of work: what is left open names the limit, more may be allowed, and no other output and no clock matters."""
+
+import json
+import re
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from typer.testing import CliRunner
+
+import graphguard as gg
+from graphguard import Replicate, Shard
+from graphguard.api import capture_function
+from graphguard.cli import app
+from graphguard.engine.limits import Limits
+from graphguard.engine.prove import prove
+from graphguard.errors import UsageError
+from graphguard.graph.ancestry import outputs_by_node
+from graphguard.graph.limits import Stop
+from graphguard.lemmas.known import all_lemmas
+from graphguard.verdict import limits as all_limits
+from graphguard.verdict.limits import limits_of, parsed, stated
+
+PACKAGE = Path(gg.__file__).parent
+VECTOR = gg.Input((8,))
+CHECK = """
+import graphguard as gg
+
+
+@gg.check
+def powers():
+    def sequential(a, b):
+        return (a + b) ** 4
+
+    def distributed(a, b):
+        return a**4 + 4 * a**3 * b + 6 * a * a * b * b + 4 * a * b**3 + b**4
+
+    return gg.verify(sequential, distributed, mesh=2, inputs={"a": gg.Input((8,)), "b": gg.Input((8,))})
+"""
+
+
+def fourth(a, b):
+    return (a + b) ** 4
+
+
+def fourth_written_out(a, b):
+    return a**4 + 4 * a**3 * b + 6 * a * a * b * b + 4 * a * b**3 + b**4
+
+
+def variance(x):
+    return ((x - x.mean()) ** 2).mean()
+
+
+def variance_of_squares(x):
+    return (x * x).mean() - x.mean() ** 2
+
+
+def power_of_sum(limits=None):
+    return gg.verify(fourth, fourth_written_out, mesh=2, inputs={"a": VECTOR, "b": VECTOR}, limits=limits)
+
+
+# ---------------------------------------------------------------------- what is reached is named
+def test_an_unproven_report_names_the_limit_that_was_reached():
+    report = power_of_sum()
+    assert report.verdict == "unproven"
+    assert "stopped: sums to powers above 3, written out; `--limits written_power=6`" in str(report)
+    (plain,) = json.loads(report.to_json())["stopped"]
+    assert (plain["limit"], plain["allowed"], plain["needed"], plain["outputs"]) == ("written_power", 3, 4, ["out"])
+
+
+def test_what_a_report_says_to_allow_for_is_enough():
+    name, number = power_of_sum().stopped[0].retry.removeprefix("--limits ").split("=")
+    report = power_of_sum({name: int(number)})
+    assert report.verified and report.stopped == ()
+
+
+def test_a_product_of_too_many_factors_names_its_limit():
+    def product(a, b, c):
+        return a * b * c
+
+    inputs = {name: gg.Input((8,), Shard(0)) for name in "abc"}
+    assert gg.verify(product, product, mesh=2, inputs=inputs).verified
+    report = gg.verify(product, product, mesh=2, inputs=inputs, limits={"factors": 2})
+    assert report.verdict == "unproven" and [stop.limit for stop in report.stopped] == ["factors"]
+
+
+def test_the_suggestion_doubles_until_it_is_enough():
+    assert Stop("factors", 24, "{}", needed=25).retry == "--limits factors=48"
+    assert Stop("factors", 24, "{}", needed=100).retry == "--limits factors=192"
+    assert Stop("factors", 24, "{}").retry == "--limits factors=48"
+
+
+def test_more_ranks_than_are_described_one_by_one_are_named():
+    inputs = {"a": VECTOR, "b": VECTOR}
+    limits = {"ranks_apart": 1}
+    report = gg.verify(fourth, fourth_written_out, mesh=2, inputs=inputs, limits=limits)
+    assert {stop.limit for stop in report.stopped} == {"written_power", "ranks_apart"}
+
+
+# ---------------------------------------------------------------------- outputs
+@pytest.mark.parametrize("after", [torch.clone, torch.sqrt])  # compared at the end, and while operations are described
+def test_trouble_with_one_output_leaves_another_proved(after):
+    def sequential(a, b, x):
+        return {"hard": after(fourth(a, b)), "easy": after(variance(x))}
+
+    def distributed(a, b, x):
+        return {"hard": after(fourth_written_out(a, b)), "easy": after(variance_of_squares(x))}
+
+    inputs = {"a": gg.Input((8,), low=0.0), "b": gg.Input((8,), low=0.0), "x": VECTOR}
+    captured = capture_function(sequential, distributed, mesh=2, inputs=inputs)
+    proofs = [
+        prove(captured.sequential, captured.joint, captured.relations, lemmas=all_lemmas(), limits=Limits(work=work))
+        for work in range(1, 20)
+    ]
+    least = next(proof for proof in proofs if "easy" in proof.relations)
+    assert list(least.relations) == ["easy"] and {finding.output for finding in least.findings} == {"hard"}
+    assert [stop.outputs for stop in least.stopped if stop.limit == "written_power"] == [("hard",)]
+    assert all(stop.outputs == ("hard",) for stop in proofs[-1].stopped)
+
+
+def test_what_one_rank_sends_is_for_what_another_returns():
+    def sequential(x):
+        return {"sent": torch.relu(x), "own": torch.exp(x)}
+
+    def distributed(x):
+        if dist.get_rank() == 0:
+            dist.send(torch.relu(x), 1)
+            return {"own": torch.exp(x)}
+        received = torch.empty(8)
+        dist.recv(received, 0)
+        return {"sent": received}
+
+    captured = capture_function(sequential, distributed, mesh=2, inputs={"x": VECTOR})
+    found = outputs_by_node(captured.sequential, captured.joint)
+    of_first = {node.op.split(".")[1]: sorted(found[node]) for node in captured.ranks[0].nodes if node.op != "dist.wait"}
+    assert of_first == {"relu": ["sent"], "send": ["sent"], "exp": ["own"]}
+    assert [sorted(found[node]) for node in captured.sequential.nodes] == [["sent"], ["own"]]
+
+
+def test_work_in_vain_is_bounded():
+    captured = capture_function(variance, variance_of_squares, mesh=2, inputs={"x": VECTOR})
+    proof = prove(captured.sequential, captured.joint, captured.relations, lemmas=all_lemmas(), limits=Limits(work=2))
+    assert not proof.relations and [stop.limit for stop in proof.stopped] == ["work"]
+
+
+# ---------------------------------------------------------------------- clocks
+def test_a_slow_clock_changes_nothing(monkeypatch):
+    def wrong(x, a, b):
+        return torch.relu(x @ a) @ b
+
+    inputs = {"x": gg.Input((4, 8)), "a": gg.Input((8, 8), Shard(1)), "b": gg.Input((8, 4), Shard(0))}
+
+    def said():
+        report = gg.verify(wrong, wrong, mesh=2, inputs=inputs, outputs={"out": Replicate()})
+        programs = [str(program) for program in report.listing]
+        return {key: text for key, text in report.to_plain().items() if key != "stats"}, programs
+
+    before = said()
+    clock = iter(range(0, 10**9, 1000))
+    for name in ("perf_counter", "monotonic", "time"):
+        monkeypatch.setattr(time, name, lambda: float(next(clock)))
+    assert said() == before
+    assert before[0]["verdict"] == "refuted" and before[0]["findings"][0]["holdings"]
+
+
+# ---------------------------------------------------------------------- stating limits
+def test_limits_are_stated_by_name():
+    assert limits_of({"factors": 48}).engine.factors == 48
+    assert parsed("factors=48,cells=128") == {"factors": 48, "cells": 128}
+    with stated({"factors": 7}):
+        assert limits_of({"factors": 48, "cells": 3}).engine == limits_of({"factors": 7, "cells": 3}).engine
+    assert limits_of() == all_limits.Limits()
+
+
+@pytest.mark.parametrize("limits", [{"factor": 3}, {"factors": -1}, {"factors": 1.5}, {"factors": True}, ["factors"]])
+def test_what_is_no_limit_is_an_error(limits):
+    with pytest.raises(UsageError):
+        power_of_sum(limits)
+
+
+def test_an_unknown_limit_is_told_with_those_that_there_are():
+    with pytest.raises(UsageError, match=r"no limit 'factor'; did you mean factors\? There are: .*cells, .*work"):
+        parsed("factor=3")
+
+
+@pytest.mark.parametrize("text", ["factors", "factors=", "factors=many", "=3"])
+def test_the_option_is_names_and_numbers(text):
+    with pytest.raises(UsageError):
+        parsed(text)
+
+
+@pytest.mark.parametrize(("limits", "code"), [("written_power=6", 0), ("written_power=2", 3), ("power=6", 2)])
+def test_the_command_line_takes_limits(tmp_path, limits, code):
+    file = tmp_path / "powers.py"
+    file.write_text(CHECK)
+    result = CliRunner().invoke(app, ["verify", str(file), "--limits", limits])
+    assert isinstance(result.exception, UsageError) if code == 2 else result.exit_code == code
+
+
+def test_every_limit_is_used_and_has_one_name():
+    names = [each.name for room in fields(all_limits.Limits) for each in fields(room.default_factory)]
+    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    asked = set(re.findall(r'\b(?:table|stops|self|_records)\.(?:over|note)\("(\w+)"', sources)) | {
+        "elements",
+        "elements_of_ranks",
+    }
+    assert sorted(names) == sorted(asked)
