@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,7 @@ def _checks(call: OperatorCall) -> Iterator[Callable[[Trial], str | None]]:
         yield Trial.bends
     if name in operators.EXACT and its_class != "creates":
         yield Trial.rounds
-    if name in operators.SHOWS:
+    if name in operators.SHOWS | operators.KEEPS | operators.KEEPS_FIRST:
         yield Trial.hides
     if not may_lose(call.operator, "n>n") and "dtype" not in call.kwargs and not _adds(call) and _takes_few_bits(call):
         yield Trial.grows
@@ -125,11 +127,11 @@ class Trial:
             if any(tensor is written for written in tensors_in(self.call.kwargs.get("out"))):
                 continue
             places = torch.randperm(tensor.numel(), generator=self.generator)[:PLACES] if _is_float(tensor) else ()
-            for place in places:
-                undefined = tensor.flatten().index_fill(0, place, torch.nan).reshape(tensor.shape)
+            for place, each in product(places, _shown_of(name_of(self.call.operator), number)):
+                undefined = tensor.flatten().index_fill(0, place, each).reshape(tensor.shape)
                 found = self._with([undefined if n == number else t for n, t in enumerate(self.tensors)])
-                if found and not bool(found[0].isnan().any()):
-                    return f"it hides an undefined element of operand {number}"
+                if found and bool(found[0].isfinite().all()):
+                    return f"it hides an element of operand {number} that is {each}"
         return None
 
     def grows(self) -> str | None:
@@ -151,6 +153,12 @@ class Trial:
             if None not in runs and len(shapes) == 1 and not _described(runs, places):
                 return f"it is not what is described where ranks differ in arguments {list(places)}"
         return None
+
+
+def _shown_of(name: str, operand: int) -> tuple[float, ...]:
+    """What is no number, and is said to be seen in the result of an operator."""
+    infinite = name in operators.KEEPS or (name in operators.KEEPS_FIRST and operand == 0)
+    return (math.nan,) * (name in operators.SHOWS) + (math.inf, -math.inf) * infinite
 
 
 def _described(runs: Sequence[Any], places: Sequence[int]) -> bool:

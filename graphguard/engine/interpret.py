@@ -27,7 +27,7 @@ from graphguard.engine.terms.lane import collapse
 from graphguard.engine.terms.part import Axis, Whole
 from graphguard.engine.terms.term import ONE, Factor, Index, Term, Undescribed, Value
 from graphguard.engine.terms.unknown import Described, Environment, Unknown
-from graphguard.graph.exposure import exposed, is_exposed
+from graphguard.graph.exposure import Exposure, Shown
 from graphguard.graph.ir import Arg, Constant, Graph, Node
 from graphguard.graph.ir import Value as Tensor
 from graphguard.graph.matching import Joint
@@ -248,16 +248,16 @@ class Interpreter:
         environment: Environment = {value: inputs[name] for name, value in graph.inputs.items()}
         environment |= {value: self.constant(constant) for value, constant in graph.constants.items()}
         uses = Counter(value for node in graph.nodes for value in node.operands())
-        seen = exposed(graph)
+        exposure = Exposure(graph)
         for node in graph.nodes:
-            args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
-            self.table.stops.at, self.table.exposed = node, is_exposed(node, seen)
+            args, kwargs = bound((node.args, dict(node.kwargs)), environment)
+            self.table.stops.at, self.table.shown = node, exposure.of(node)
             results = self.random([node], args) or self.describe(node, args, kwargs, 1)
             for tensor, result in zip(node.outputs, results, strict=False):
                 if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1 and tensor.dtype != "bool":
                     result = self._as_atom(result)  # a mask stays open: its complement is simple
                 environment[tensor] = result
-        self.table.exposed = True
+        self.table.shown = Shown.ALL
         return environment
 
     def run_graph(self, graph: Graph, inputs: Mapping[str, Value], output: str) -> Described | None:
@@ -270,7 +270,7 @@ class Interpreter:
         environment: Environment = {value: inputs[name] for name, value in graph.inputs.items()}
         environment |= {value: self.constant(constant) for value, constant in graph.constants.items()}
         for node in graph.nodes:
-            args, kwargs = _bound((node.args, dict(node.kwargs)), environment)
+            args, kwargs = bound((node.args, dict(node.kwargs)), environment)
             environment |= zip(node.outputs, self.describe(node, args, kwargs, lanes), strict=False)
         return environment
 
@@ -302,7 +302,6 @@ class Player:
     def __init__(self, interpreter: Interpreter, stream: Stream, joint: Joint, inputs: Mapping[str, Value]):
         self.interpreter, self.stream, self.joint = interpreter, stream, joint
         self.graph = stream.graphs[0]
-        self.seen = exposed(self.graph)
         self.environment: Environment = {}
         self.pending = list(range(len(self.graph.nodes)))
         self.posted: dict[int, list[Described]] = {}  # what each communication sends, by position
@@ -320,7 +319,7 @@ class Player:
         local: Environment = {value: inputs[name] for name, value in relation.inputs.items()}
         self._add_constants(local, self.stream.relations)
         for position, node in enumerate(relation.nodes):
-            args, kwargs = _bound(self.stream.arguments("relations", position), local)
+            args, kwargs = bound(self.stream.arguments("relations", position), local)
             results = self.interpreter.describe(node, args, kwargs, self.stream.lanes)
             local |= zip(node.outputs, results, strict=False)
         for name, value in self.graph.inputs.items():
@@ -364,14 +363,13 @@ class Player:
         return moved
 
     def _compute(self, position: int, node: Node) -> None:
-        args, kwargs = _bound(self.stream.arguments("graphs", position), self.environment)
+        args, kwargs = bound(self.stream.arguments("graphs", position), self.environment)
         if node.op == "dist.wait":
             return
         before = self.interpreter.table.needs.count()
-        self.interpreter.table.stops.at, self.interpreter.table.exposed = node, is_exposed(node, self.seen)
+        self.interpreter.table.stops.at = node
         results = self._random(position, node, args) or self.interpreter.describe(node, args, kwargs, self.stream.lanes)
         self.environment |= zip(node.outputs, results, strict=False)
-        self.interpreter.table.exposed = True
         needs = self.interpreter.table.needs.since(before)
         if needs:
             self.interpreter.needs.append(NodeNeeds(tuple(graph.nodes[position] for graph in self.stream.graphs), needs))
@@ -443,20 +441,20 @@ def _unknown_in(args: Iterable[Any]) -> Unknown | None:
     return None
 
 
-def _bound(
-    arguments: tuple[tuple[Any, ...], dict[str, Any]], environment: Environment
+def bound(
+    arguments: tuple[tuple[Any, ...], dict[str, Any]], environment: Mapping[Tensor, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with descriptions in place of tensors."""
 
-    def bound(arg: Any) -> Any:
+    def described(arg: Any) -> Any:
         if type(arg) is Tensor:
             return environment[arg]
         if type(arg) is tuple:
-            return tuple(bound(each) for each in arg)
+            return tuple(described(each) for each in arg)
         return arg
 
     args, kwargs = arguments
-    return tuple(bound(arg) for arg in args), {name: bound(arg) for name, arg in kwargs.items()}
+    return tuple(described(arg) for arg in args), {name: described(arg) for name, arg in kwargs.items()}
 
 
 def _what(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Value]) -> Hashable:

@@ -165,7 +165,9 @@ class _Prover:
             len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams
         )
         self.proof.assumptions = self._assumptions()
-        self.proof.conditions = conditions_of(self.found, self.joint, list(self.proof.relations), self.own_lines)
+        self.proof.conditions = conditions_of(
+            self.found, self.sequential, self.joint, list(self.proof.relations), self.own_lines
+        )
         return self.proof
 
     def _assumptions(self) -> list[str]:

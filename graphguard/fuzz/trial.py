@@ -78,7 +78,7 @@ def looked_at(program: RandomProgram) -> Result:
 
 
 def _compare(
-    result: Result, program: RandomProgram, graphs: Graphs, found: Interpretation, proof: Proof, alone: Tensors, inputs: Tensors
+    result: Result, program: RandomProgram, graphs: Graphs, found: Interpretation, proof: Proof, alone: Run, inputs: Tensors
 ) -> None:
     try:
         states = _ranks(graphs, inputs)
@@ -86,12 +86,13 @@ def _compare(
         if proof.proved and not proof.conditions and "not implemented" not in str(error):
             result.false_proofs.append(f"all outputs are proved, and the ranks do not run: {error}")
         return
-    if any(map(overflows, states)):
+    if any(map(overflows, (alone, *states))):
         return
-    defined = all(_is_finite(tensor) for state in states for tensor in state.values.values())
-    _compare_claims(result, graphs, found, states, inputs, defined or not _needs_more(found))
+    defined = all(map(_is_defined, states))
+    if _is_defined(alone):  # what is said of a tensor is said where it has numbers
+        _compare_claims(result, graphs, found, states, inputs, defined or not _needs_more(found))
     for path in proof.relations if defined else proof.unconditional:
-        _compare_output(result, program, graphs, proof.relations[path], states, alone, inputs)
+        _compare_output(result, program, graphs, proof.relations[path], states, _present(alone.outputs()), inputs)
 
 
 def _are_assumed(found: Interpretation, inputs: Tensors) -> bool:
@@ -99,6 +100,10 @@ def _are_assumed(found: Interpretation, inputs: Tensors) -> bool:
     known = found.table.facts.ranges()
     atoms = {str(key): atom.id for (kind, key), atom in found.table.atoms() if kind == "input"}
     return all(lie_inside(tensor, known[atoms[name]]) for name, tensor in inputs.items() if atoms.get(name) in known)
+
+
+def _is_defined(state: Run) -> bool:
+    return all(map(_is_finite, state.values.values()))
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
@@ -148,14 +153,14 @@ class _Noisy(Kernels):
 
 
 def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Tensors) -> bool:
-    """Whether noise in all results moves the tensor about as far as it is from what is said of it. In runs of short numbers
-    alone nothing is rounded."""
+    """Whether noise in all results moves the tensor about as far as it is from what is said of it, or that is less than the
+    last digit of an operand, which a description may add and take away. In runs of short numbers alone nothing is rounded."""
     alone = run(graphs.sequential, inputs, wide=True)
     state = alone if wrong.rank is None else states[wrong.rank]
     floats = (tensor for each in (alone, *states) for tensor in each.values.values() if tensor.is_floating_point())
     if all(bool(_is_short(each).all()) for each in floats):
         return False
-    if wrong.node is not None and _turns(wrong.node, state):
+    if wrong.node is not None and (_turns(wrong.node, state) or wrong.difference <= _NOISE * _largest(wrong.node, state)):
         return True
     for seed in range(_SHAKES):
         noisy = _noisy(graphs, inputs, seed)
@@ -165,9 +170,15 @@ def _by_rounding(graphs: Graphs, wrong: Wrong, states: Sequence[Run], inputs: Te
         before, after = state.values[wrong.tensor], shaken.values[wrong.tensor]
         if wrong.undefined and not torch.isfinite(before).equal(torch.isfinite(after)):
             return True
-        if not wrong.undefined and _distance(before, after) > 0.01 * wrong.difference:
+        if _distance(before, after) > min(_NEAR if wrong.said_undefined else math.inf, 0.01 * wrong.difference):
             return True
     return False
+
+
+def _largest(node: Node, state: Run) -> float:
+    """Of the numbers among the operands."""
+    operands = (state.values[operand].double() for operand in node.operands())
+    return max((float(each.abs().nan_to_num(0, 0).max()) for each in operands if each.numel()), default=0.0)
 
 
 _STEP = {"floor", "ceil", "round", "trunc", "frac", "sign", "sgn", "any", "all", "count_nonzero", "_to_copy", "copy", "sum"}
@@ -265,13 +276,13 @@ def _ranks(graphs: Graphs, inputs: Tensors) -> list[Run]:
     return run_joint(graphs.joint, local, wide=True)
 
 
-def _alone(graphs: Graphs, inputs: Tensors) -> Tensors | None:
-    """The sequential outputs; None where the program is not defined: it raises, or some tensor of it is not finite."""
+def _alone(graphs: Graphs, inputs: Tensors) -> Run | None:
+    """The sequential run; None where the program is not defined: it raises, or an output of it is not finite."""
     try:
         state = run(graphs.sequential, inputs, wide=True)
     except ReplayError:
         return None
-    return _present(state.outputs()) if all(map(_is_finite, state.values.values())) else None
+    return state if all(map(_is_finite, _present(state.outputs()).values())) else None
 
 
 def _present(outputs: Mapping[str, torch.Tensor | None]) -> Tensors:

@@ -1,37 +1,60 @@
 """Which tensors of a program are seen in its outputs, element by element: if one of their elements were undefined, some element
 of an output would be.
 
-A division by zero that a mask takes away, or a slice leaves out, does not make a program undefined. So what a program divides
-by, or takes roots of, is known not to be zero, or negative, only where the result is exposed. An operation that is not listed
-hides what it is given.
+A division by zero that a mask takes away, or a slice leaves out, does not make a program undefined; nor does one whose infinity
+a sigmoid makes 0 or 1. So what a program divides by, or takes roots of, is known not to be zero, or negative, only where the
+result is exposed. An operation that is not listed hides what it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import IntEnum
 
 from graphguard.graph.ir import Arg, Graph, Node, Value, values_in
-from graphguard.graph.operators import SHOWS, name_of
+from graphguard.graph.operators import KEEPS, KEEPS_FIRST, SHOWS, name_of
 
 SPLITS = frozenset({"chunk", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"})
-FIRST_ONLY = frozenset({"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
-                        "_scaled_dot_product_flash_attention", "scaled_dot_product_attention", "pow"})  # fmt: skip
+ATTENTION = frozenset({"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+                       "_scaled_dot_product_flash_attention", "scaled_dot_product_attention"})  # fmt: skip
 
 
-STEPS = {"_fused_adam": 4, "_fused_adamw": 4, "_fused_sgd": 2}  # of an optimizer: how many lists all count for the parameters
+# Of the step of an optimizer, how many lists all count for the parameters: what is nan in them, and what is infinite.
+STEPS = {"_fused_adam": (4, 3), "_fused_adamw": (4, 3), "_fused_sgd": (2, 2)}
 
 
-def is_exposed(node: Node, seen: set[Value]) -> bool:
+class Shown(IntEnum):
+    """What an output shows of the elements of a tensor that are undefined."""
+
+    NOTHING = 0
+    NAN = 1
+    ALL = 2  # what is infinite as well
+
+
+class Exposure:
+    """What the outputs of a graph show of each of its tensors."""
+
+    def __init__(self, graph: Graph):
+        self._seen = {level: _seen(graph, level) for level in (Shown.NAN, Shown.ALL)}
+
+    def of(self, node: Node) -> Shown:
+        """What is seen of a node's result. Whole numbers are always defined: where there is none, the operation raises."""
+        if not any(map(_is_float, node.outputs)):
+            return Shown.ALL
+        return max((level for level, seen in self._seen.items() if _is_seen(node, seen)), default=Shown.NOTHING)
+
+
+def _is_seen(node: Node, seen: set[Value]) -> bool:
     """Whether what is undefined in a node is seen. Of a step of an optimizer, all new parameters have to be."""
     new = len(node.args[0]) if node.args and isinstance(node.args[0], tuple) and name_of(node.op) in STEPS else 1
     return bool(node.outputs) and all(value in seen for value in node.outputs[:new])
 
 
-def exposed(graph: Graph) -> set[Value]:
+def _seen(graph: Graph, level: Shown) -> set[Value]:
     found = {value for value in graph.outputs.values() if value is not None}
     cut: dict[tuple[Value, int], list[tuple[int, int]]] = {}  # the exposed slices of tensors, by dim
     for node in reversed(graph.nodes):
-        found.update(_passed(node, found))
+        found.update(_passed(node, found, level))
         for value, dim, low, high in _slices(node, found):
             cut.setdefault((value, dim), []).append((low, high))
             if _is_whole(cut[value, dim], value.shape[dim]):
@@ -39,31 +62,42 @@ def exposed(graph: Graph) -> set[Value]:
     return found
 
 
-def _passed(node: Node, found: set[Value]) -> Iterator[Value]:
+def _passed(node: Node, found: set[Value], level: Shown) -> Iterator[Value]:
     """The operands of which every element is seen in the results that are."""
     name = name_of(node.op)
     if name in SPLITS:
         if all(value in found for value in node.outputs):
             yield from values_in(node.args[:1])
-    elif is_exposed(node, found) and _shows_all(node.outputs[0]) and not _scales_by_nothing(node.kwargs):
-        if name in SHOWS or node.communicates:
+    elif _is_seen(node, found) and _shows_all(node.outputs[0]) and not _scales_by_nothing(node.kwargs):
+        if name in (SHOWS if level == Shown.NAN else KEEPS):
             written = {name.partition(".")[0] for name in node.writes}  # what memory held before it is seen nowhere
             yield from values_in(node.args)
-            yield from values_in(arg for key, arg in node.kwargs.items() if key not in written | {"group"})
+            yield from values_in(arg for key, arg in node.kwargs.items() if key not in written)
         elif name in STEPS:
-            yield from values_in(node.args[: STEPS[name]])
-        elif name in FIRST_ONLY and not (name == "pow" and not _is_power(node.args)):
+            yield from values_in(node.args[: STEPS[name][level == Shown.ALL]])
+        elif _passes_first(name, node, level):
             yield from values_in(node.args[:1])
+
+
+def _passes_first(name: str, node: Node, level: Shown) -> bool:
+    if name == "pow":
+        return len(node.args) > 1 and _is_power(node.args[1], level)
+    return name in (ATTENTION if level == Shown.NAN else KEEPS_FIRST)
 
 
 def _shows_all(value: Value) -> bool:
     """Whether what is undefined has an element, and a number, to be seen as."""
-    return value.dtype.startswith(("float", "bfloat", "complex")) and 0 not in value.shape
+    return _is_float(value) and 0 not in value.shape
 
 
-def _is_power(args: tuple[Arg, ...]) -> bool:
-    """Whether the exponent is a number other than zero: anything to the power of zero is one."""
-    return len(args) > 1 and isinstance(args[1], (int, float)) and args[1] != 0
+def _is_float(value: Value) -> bool:
+    return value.dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _is_power(exponent: Arg, level: Shown) -> bool:
+    """Whether the exponent is a number other than zero: anything to the power of zero is one, and infinity to one below is
+    zero."""
+    return isinstance(exponent, (int, float)) and (exponent > 0 or (exponent < 0 and level == Shown.NAN))
 
 
 def _scales_by_nothing(kwargs: Mapping[str, Arg]) -> bool:

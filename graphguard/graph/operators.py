@@ -70,11 +70,17 @@ CLASSES = {
 CLASS = {name: each for each, names in CLASSES.items() for name in names}
 
 # ---------------------------------------------------------------------- what else is known of them
-# Where an element of an operand is undefined, one of the first result is.
+# Where an element of an operand is nan, one of the first result is.
 SHOWS = RESHAPES | REORDERS | _OF_ALL
 SHOWS |= _names("""_adaptive_avg_pool2d _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data addmm addmv
 addr amax amin baddbmm bmm cat cumsum dot linear logsumexp matmul mean mm mse_loss mse_loss_backward mv native_group_norm
 native_layer_norm outer prod stack std sum var var_mean""")
+# Where an element of an operand is infinite, too, one of the first result is infinite or nan.
+KEEPS = SHOWS - _names("""_log_softmax_backward_data _softmax addcdiv amax amin atan clamp clamp_max clamp_min div elu erf erfc
+exp exp2 expm1 gelu gelu_backward hardtanh log_sigmoid_forward logaddexp logsumexp maximum minimum mish reciprocal relu rsqrt
+sigmoid silu silu_backward softplus tanh""")
+# The same of the first operand alone.
+KEEPS_FIRST = _names("_log_softmax_backward_data div gelu_backward silu_backward")
 # Nothing is rounded: each number of a result is one of an operand, up to its sign, or a whole one.
 EXACT = (MOVES | CREATES) - _names("_index_put_impl _unsafe_index_put index_put linspace")
 EXACT |= _names("""abs amax amin aminmax ceil clamp clamp_max clamp_min cummax cummin floor fmax fmin hardtanh

@@ -17,7 +17,7 @@ from graphguard.audit.samples import SAMPLES
 from graphguard.capture.torch.relation.inputs import Input
 from graphguard.engine.relate.law import law_at
 from graphguard.graph import operators
-from graphguard.graph.exposure import exposed
+from graphguard.graph.exposure import Exposure, Shown
 from graphguard.graph.ir import Mesh, Node
 from graphguard.graph.placement import REPLICATE, SUM
 from graphguard.graph.tensor_layout import TensorLayout
@@ -66,7 +66,9 @@ def test_a_wrong_class_is_found(said: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 WRONG_SETS: dict[str, tuple[str, Any, str]] = {
     "EXACT": ("exp", lambda: aten.exp(x), "rounded"),
-    "SHOWS": ("where", lambda: aten.where(mask, x, y), "hides an undefined element"),
+    "SHOWS": ("where", lambda: aten.where(mask, x, y), "that is nan"),
+    "KEEPS": ("sigmoid", lambda: aten.sigmoid(x), "hides an element of operand 0 that is inf"),
+    "KEEPS_FIRST": ("exp", lambda: aten.exp(x), "hides an element of operand 0 that is -inf"),
 }
 
 
@@ -103,10 +105,10 @@ def test_what_out_held_before_is_not_exposed() -> None:
         return memory
 
     graph = capture_one(program, {"x": Input((4,))})
-    made = {node.op: node.outputs[0] for node in graph.nodes}
-    seen = exposed(graph)
-    assert made["aten.add.out"] in seen
-    assert made["aten.reciprocal.default"] not in seen
+    exposure = Exposure(graph)
+    shown = {node.op: exposure.of(node) for node in graph.nodes}
+    assert shown["aten.add.out"] == Shown.ALL
+    assert shown["aten.reciprocal.default"] == Shown.NOTHING
 
 
 def test_the_operators_of_another_library_are_unknown() -> None:

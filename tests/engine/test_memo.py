@@ -22,6 +22,7 @@ from graphguard.engine.store.memo import Memo
 from graphguard.engine.store.need import NeedList
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.term import ONE, Factor, Index, Term, Value
+from graphguard.graph.exposure import Shown
 from graphguard.lemmas.known import all_lemmas
 
 CASES = [decoders.CASES[0], next(case for case in decoders.CASES if "llama" in case.name), rope.CASES[0]]
@@ -105,7 +106,7 @@ def test_what_descriptions_may_look_at_is_recorded_or_part_of_the_mode():
     parts = {name: type(part) for name, part in vars(table).items() if not name.startswith("_")}
     recorded = {"store": Atoms, "facts": Facts, "sums": Filed, "needs": NeedList}
     assert {name: kind for name, kind in parts.items() if issubclass(kind, Recorded)} == recorded
-    modes = {"run", "folding", "ignores_by_default", "exposed"}
+    modes = {"run", "folding", "ignores_by_default", "shown"}
     # what is recorded itself; new numbers; functions of definitions; the same for all of a proof, and told by `over`
     free = {"journal", "definitions", "names", "answers", "limits", "stops"}
     assert parts.keys() == recorded.keys() | modes | free
@@ -113,7 +114,7 @@ def test_what_descriptions_may_look_at_is_recorded_or_part_of_the_mode():
 
 
 @pytest.mark.parametrize(
-    "change", [{"exposed": False}, {"folding": False}, {"recording": False}, {"ignores_by_default": False}]
+    "change", [{"shown": Shown.NAN}, {"folding": False}, {"recording": False}, {"ignores_by_default": False}]
 )
 def test_the_mode_tells_what_is_described(change):
     table = Table()
@@ -136,12 +137,8 @@ def described(question, change):
     return anew
 
 
-def reads(kind):
-    return lambda table, term: getattr(table.facts, kind)("nonzero", term.factors[0], term.ranges)
-
-
-def note(table, atom, exposed=True):
-    table.facts.note("nonzero", Factor(atom, (Index(((0, 1),)),)), {0: (0, 4)}, exposed)
+def note(table, atom):
+    table.facts.note("nonzero", Factor(atom, (Index(((0, 1),)),)), {0: (0, 4)}, Shown.ALL)
 
 
 ATOM = {
@@ -156,8 +153,7 @@ ATOM = {
                 lambda table, atom: table.facts.declare(atom, 0, 4)),
     "span": (lambda table, term: table.facts.span(term.factors[0], term.ranges),
              lambda table, atom: table.facts.declare(atom, 0, 4)),
-    "holds": (reads("holds"), note),
-    "is_done": (reads("is_done"), lambda table, atom: note(table, atom, exposed=False)),
+    "holds": (lambda table, term: table.facts.holds("nonzero", term.factors[0], term.ranges), note),
 }  # fmt: skip
 
 

@@ -351,3 +351,125 @@ def test_what_a_mask_takes_away_is_to_be_taken_away_on_the_ranks_too():
     assert texts(proof_of(masked, masked, XY)) == []
     assert texts(proof_of(masked, unmasked, XY)) == ["x != 0"]
     assert texts(proof_of(masked, lambda x, y: masked(x, y) + 0 * dist_sum(y / x), XY)) == ["x != 0"]
+
+
+# ---------------------------------------------------------------------- what the sequential program hides
+SQUASHES = {  # infinity to a number
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "erfc": torch.erfc,
+    "atan": torch.atan,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+    "elu": torch.nn.functional.elu,
+    "softplus": torch.nn.functional.softplus,
+    "logsigmoid": torch.nn.functional.logsigmoid,
+    "hardtanh": torch.nn.functional.hardtanh,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "minimum": lambda x: torch.minimum(x, torch.ones(4)),
+    "maximum": lambda x: torch.maximum(x, torch.ones(4)),
+    "reciprocal": torch.reciprocal,
+    "rsqrt": lambda x: x.square().rsqrt(),
+    "divisor": lambda x: 3 / x,
+    "addcdiv": lambda x: torch.addcdiv(torch.ones(4), torch.ones(4), x),
+    "negative_power": lambda x: x**-2,
+}
+SQUASHES_ROWS = {
+    "softmax": lambda x: x.softmax(0),
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "logsumexp": lambda x: x.logsumexp(0),
+}
+KEEPS = {"add": lambda x: x + 1, "mul": lambda x: x * x, "matmul": lambda x: x @ x, "sin": torch.sin, "mean": torch.mean,
+         "log_softmax": lambda x: x.log_softmax(0), "quotient": lambda x: x / 3, "power": lambda x: x**2}  # fmt: skip
+
+
+def of_the_inverse(functions):
+    """Each function of 1 / x, and the same beside what is zero wherever 1 / x is a number."""
+
+    def sequential(x):
+        return {name: function(1 / x) for name, function in functions.items()}
+
+    def ranks(x):
+        return {name: function(1 / x) + 0 * (1 / x).sum() for name, function in functions.items()}
+
+    return sequential, ranks
+
+
+@pytest.mark.parametrize("name", SQUASHES | SQUASHES_ROWS)
+def test_what_makes_infinity_a_number_does_not_show_it(name):
+    sequential, ranks = of_the_inverse({name: (SQUASHES | SQUASHES_ROWS)[name]})
+    assert texts(proof_of(sequential, ranks, {"x": gg.Input((4,))}), name)
+
+
+def test_what_keeps_infinity_shows_it():
+    sequential, ranks = of_the_inverse(KEEPS)
+    proof = proof_of(sequential, ranks, {"x": gg.Input((4,))})
+    assert {name: texts(proof, name) for name in KEEPS} == {name: [] for name in KEEPS}
+
+
+def test_a_root_is_shown_by_what_shows_nan():
+    def ranks(x):
+        return torch.relu(x.sqrt()) + 0 * x.sqrt()
+
+    assert texts(proof_of(lambda x: torch.relu(x.sqrt()), ranks, {"x": gg.Input((4,))})) == []
+
+
+def masked(x, y, keep):
+    return torch.where(keep, y / x, y)
+
+
+def quantised(x, y, keep):
+    return (y / x).round().clamp(-8, 7) * x
+
+
+HIDDEN = {**XY, "keep": gg.Input((4,), dtype=torch.bool)}
+SAME_STEPS = {
+    "mask": masked,
+    "mask_in_another_shape": lambda x, y, keep: torch.where(keep[:, None], (y / x)[:, None], y[:, None]).squeeze(1),
+    "fill": lambda x, y, keep: (y / x).masked_fill(keep, 0.0),
+    "two_quotients": lambda x, y, keep: torch.where(keep, y / x, x / y),
+    "a_quotient_of_a_quotient": lambda x, y, keep: torch.where(keep, 1 / (y / x), y),
+    "quantised": quantised,
+    "slice": lambda x, y, keep: (y / x)[:1] + y[:1],
+    "exp_of_log": lambda x, y, keep: x.log().exp() * y,
+}
+
+
+@pytest.mark.parametrize("name", SAME_STEPS)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_same_steps_of_the_same_elements_are_no_matter(name, sharded):
+    placed = {each: gg.Input((4,), gg.Shard(0) if sharded else gg.Replicate(), given.dtype) for each, given in HIDDEN.items()}
+    program = SAME_STEPS[name]
+    if not (sharded and name == "slice"):
+        assert texts(proof_of(program, program, placed)) == []
+
+
+def on_last_rank(number):
+    return number if dist.get_rank() else 0
+
+
+OTHER_STEPS = {
+    "where_it_is_not_kept": (masked, lambda x, y, keep: masked(x, y, keep) + 0 * torch.where(~keep, y / x, y)),
+    "a_difference_where_it_is_not_kept": (
+        masked,
+        lambda x, y, keep: masked(x, y, keep) + torch.where(keep, y, y / x) - torch.where(keep, y, y / x),
+    ),
+    "other_elements": (lambda x, y, keep: (y / x)[:2], lambda x, y, keep: (y / x)[:2] + 0 * (y / x)[2:]),
+    "without_the_mask": (masked, lambda x, y, keep: masked(x, y, keep) + 0 * (y / x)),
+    "other_bounds": (quantised, lambda x, y, keep: quantised(x, y, keep) + 0 * (y / x).round().clamp(-8, 8)),
+    "another_fill": (masked, lambda x, y, keep: torch.where(keep, y / x, 0) + torch.where(keep, 0, y)),
+    "on_one_rank": (
+        masked, lambda x, y, keep: masked(x, y, keep) + 0 * torch.where(keep, y / (x + on_last_rank(1)), y)
+    ),
+    "a_sum_over_ranks": (masked, lambda x, y, keep: masked(x, y, keep) + 0 * dist_sum(torch.where(keep, y / x, y) - y / x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_STEPS)
+def test_other_steps_leave_a_condition(name):
+    assert "x != 0" in texts(proof_of(*OTHER_STEPS[name], HIDDEN))

@@ -131,8 +131,8 @@ def _note_log(table: Table, term: Term) -> None:
     if not table.recording or len(unsure) != 1 or unsure[0].power != 1 or term.coefficient < 0:
         return
     if not may_be_masked_out(table, unsure[0].atom):
-        table.facts.note("nonnegative", unsure[0], term.ranges, table.exposed)
-        table.facts.note("logged", unsure[0], term.ranges, table.exposed)
+        table.facts.note("nonnegative", unsure[0], term.ranges, table.shown)
+        table.facts.note("logged", unsure[0], term.ranges, table.shown)
 
 
 def _of_numbers(name: str, operands: Sequence[Term | None], parameters: tuple[Hashable, ...]) -> Fraction | None:

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from graphguard.engine.interpret import Interpretation, NodeNeeds
 from graphguard.engine.proof import Condition
 from graphguard.engine.relate.needs import Needs, in_words
+from graphguard.engine.relate.same_steps import SameSteps
 from graphguard.graph.ancestry import needed_of_ranks
-from graphguard.graph.ir import Node, Source
+from graphguard.graph.ir import Graph, Node, Source
 from graphguard.graph.lines import OwnLines
 from graphguard.graph.matching import Joint
 
 
-def conditions_of(found: Interpretation, joint: Joint, paths: Sequence[str], own_lines: OwnLines) -> tuple[Condition, ...]:
+def conditions_of(
+    found: Interpretation, sequential: Graph, joint: Joint, paths: Sequence[str], own_lines: OwnLines
+) -> tuple[Condition, ...]:
     """One for each text and line, with the outputs among `paths` that it is about."""
     needs = Needs(found.table)
     unmet = [NodeNeeds(each.nodes, tuple(needs.unmet(each.needs))) for each in found.needs]
     unmet = [each for each in unmet if each.needs]
+    same = SameSteps(found, sequential, {each.nodes[0] for each in unmet}) if unmet else None
+    unmet = [each for each in unmet if same is None or not same.are_taken_from(each.nodes[0])]
     if not unmet:
         return ()
     names = {atom.id: str(key) for (kind, key), atom in found.table.atoms() if kind == "input"}

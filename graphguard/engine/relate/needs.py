@@ -48,14 +48,8 @@ class Needs:
         key = need.key
         if key not in self._known:
             self._known[key] = False  # while it is looked at
-            self._known[key] = self._is_done(need.kind, need.factor, need) or self._holds(need)
+            self._known[key] = self._table.facts.holds(need.kind, need.factor, need.ranges) or self._holds(need)
         return self._known[key]
-
-    def _is_done(self, kind: Kind, factor: Factor, need: Need) -> bool:
-        """Whether the sequential program does the same. Where it may take the result away again, as a mask does, so must the
-        ranks."""
-        facts = self._table.facts
-        return (facts.holds if need.exposed else facts.is_done)(kind, factor, need.ranges)
 
     def _holds(self, need: Need) -> bool:
         if need.kind == NOT_ZERO:
@@ -84,7 +78,7 @@ class Needs:
             return False
         above = [f for f in factors if domain.allowed is ABOVE_ZERO and not (log and may_be_masked_out(self._table, f.atom))]
         if log:
-            above = [f for f in above if not self._is_done("logged", f, need)]
+            above = [f for f in above if not self._table.facts.holds("logged", f, need.ranges)]
         return all(self._is_from_zero(f, need) for f in factors) and all(self._factor_is(NOT_ZERO, f, need) for f in above)
 
     def _is_from_zero(self, factor: Factor, need: Need) -> bool:

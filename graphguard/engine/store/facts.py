@@ -15,10 +15,15 @@ from graphguard.engine.store.journal import Journal, Recorded, asked, spoils, to
 from graphguard.engine.store.places import Places, box_of, place_of
 from graphguard.engine.store.ranges import Numbers, Ranges, Span, hull, numbers_in
 from graphguard.engine.terms.term import Atom, Factor, Range, Variable, substituted
+from graphguard.graph.exposure import Shown
 
 Kind = Literal["nonnegative", "nonzero", "logged", "computed"]
 """nonnegative: a root or a log is taken of it. nonzero: it is divided by. logged: a log is taken of it, which may be that of
 zero. computed: it is a function that is not defined everywhere, and the sequential program takes it there."""
+
+
+SHOWN_BY: Mapping[Kind, Shown] = {"nonnegative": Shown.NAN, "nonzero": Shown.ALL, "logged": Shown.ALL, "computed": Shown.ALL}
+"""What has to be seen of a result, so that it tells: roots and logs of negative numbers are nan; all else may be infinite."""
 
 
 class Facts(Recorded):
@@ -27,26 +32,17 @@ class Facts(Recorded):
         self._definitions = definitions
         self._ranges: dict[int, Ranges] = {}
         self._places: dict[tuple[Kind, int], Places] = {}  # that an output shows
-        self._everywhere: dict[tuple[Kind, int], Places] = {}  # and those where what is undefined may be taken away again
         self._subjects: dict[int, Factor | None] = {}  # what deltas compare, over their axes
         self._intervals: dict[int, Interval] = {}  # stated of inputs that are no whole numbers
         self._infinite: set[int] = set()  # atoms of which some elements are no numbers
 
     # ------------------------------------------------------------------ definedness
     @told
-    def note(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], exposed: bool) -> None:
-        """Note something of the elements that a factor of the sequential program reads, which an output shows or not."""
-        place = place_of(factor.at, ranges)
-        if place is None:
-            return
-        for known in (self._everywhere, self._places) if exposed else (self._everywhere,):
-            known.setdefault((kind, factor.atom.id), Places()).note(place)
-
-    @asked
-    def is_done(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range]) -> bool:
-        """Whether the sequential program does so with all elements that a factor reads, be it seen in an output or not."""
-        known = self._everywhere.get((kind, factor.atom.id))
-        return known is not None and known.covers(factor.at, ranges)
+    def note(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], shown: Shown) -> None:
+        """Note something of the elements that a factor of the sequential program reads, if an output shows it."""
+        place = place_of(factor.at, ranges) if shown >= SHOWN_BY[kind] else None
+        if place is not None:
+            self._places.setdefault((kind, factor.atom.id), Places()).note(place)
 
     @asked
     def holds(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range]) -> bool:

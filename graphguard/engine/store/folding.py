@@ -33,6 +33,7 @@ from graphguard.engine.terms.term import (
     mentioned,
     substituted,
 )
+from graphguard.graph.exposure import Shown
 
 _SUM: What = ("sum", "sum", (), 1)
 
@@ -191,15 +192,15 @@ class SequentialRun(Folding):
         known = tuple([each for each in ranges if not any(varies(end) for end in each)])
         self._records.sums.file_sum(total, *_members(inside), known)
 
-    def need(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane, exposed: bool) -> None:
-        self._records.facts.note(kind, factor, ranges, exposed)
+    def need(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane, shown: Shown) -> None:
+        self._records.facts.note(kind, factor, ranges, shown)
 
 
 class RanksRun(Folding):
     """Reads what is filed, in any order of sums. What its operations need has to be shown."""
 
-    def need(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane, exposed: bool) -> None:
-        self._records.needs.note(kind, factor, ranges, weight, exposed)
+    def need(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane, shown: Shown) -> None:
+        self._records.needs.note(kind, factor, ranges, weight)
 
     def _regrouped(self, term: Term, summed: Sequence[Variable]) -> Term | None:
         """Σ_i a_i (Σ_h b_ih c_h) as Σ_h (Σ_i a_i b_ih) c_h, where the sequential program has that pair. A rank that holds a

@@ -22,7 +22,6 @@ class Need(NamedTuple):
     factor: Factor
     ranges: Mapping[Variable, Range]
     weight: Lane
-    exposed: bool  # whether an output shows where it is not met
 
     @property
     def key(self) -> Hashable:
@@ -30,7 +29,7 @@ class Need(NamedTuple):
         names = {v: n for n, v in enumerate(dict.fromkeys(self.factor.variables()))}
         at = tuple((tuple((names[v], s) for v, s in index.terms), key(index.offset)) for index in self.factor.at)
         spans = tuple((key(self.ranges[v][0]), key(self.ranges[v][1])) for v in names)
-        return self.kind, self.factor.atom.id, at, spans, key(self.weight), self.exposed
+        return self.kind, self.factor.atom.id, at, spans, key(self.weight)
 
 
 class NeedList(Recorded):
@@ -41,8 +40,8 @@ class NeedList(Recorded):
         self._needs: list[Need] = []
 
     @told
-    def note(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane, exposed: bool) -> None:
-        self._needs.append(Need(kind, factor, {v: ranges[v] for v in factor.variables()}, weight, exposed))
+    def note(self, kind: Kind, factor: Factor, ranges: Mapping[Variable, Range], weight: Lane) -> None:
+        self._needs.append(Need(kind, factor, {v: ranges[v] for v in factor.variables()}, weight))
 
     @spoils
     def count(self) -> int:

@@ -17,6 +17,7 @@ from graphguard.engine.terms.definition import Part
 from graphguard.engine.terms.lane import Lane
 from graphguard.engine.terms.rational import prime_powers
 from graphguard.engine.terms.term import ONE, Atom, Factor, Index, Range, Term, Variable
+from graphguard.graph.exposure import Shown
 
 
 class Table(Records):
@@ -29,12 +30,12 @@ class Table(Records):
         self.run: RanksRun | SequentialRun = self._runs[True]
         self.folding = True  # off while sums are written out
         self.ignores_by_default = True  # whether a label may be the one that losses leave out by default
-        self.exposed = True  # whether what is undefined in the result of the operation that is described is seen in an output
+        self.shown = Shown.ALL  # what an output shows of what is undefined in the result of the operation that is described
 
     @property
     def mode(self) -> Hashable:
         """All that a description may look at beside its operands and its questions."""
-        return self.run, self.folding, self.ignores_by_default, self.exposed
+        return self.run, self.folding, self.ignores_by_default, self.shown
 
     @property
     def recording(self) -> bool:
@@ -94,4 +95,4 @@ class Table(Records):
         """Note what is needed of an atom where a factor reads it, so that an operation is defined. Of the sequential program
         that holds, as it is taken to be defined; of the ranks it has to be shown."""
         if kind == DEFINED or not factor.atom.positive:
-            self.run.need(kind, factor, ranges, weight, self.exposed)
+            self.run.need(kind, factor, ranges, weight, self.shown)
