@@ -23,7 +23,7 @@ ROOMS = {
     # the prover: no torch, and no lemma that is not handed in
     "engine.limits": "graph",
     "engine.terms": "graph",
-    "engine.store": "engine.limits engine.terms",
+    "engine.store": "graph engine.limits engine.terms",
     "engine.algebra": "engine.terms engine.store",
     "engine.tensors": "engine.terms engine.store engine.algebra",
     "engine.ranks": "graph engine.terms engine.store engine.algebra engine.tensors",

@@ -45,9 +45,9 @@ class Exposure:
 
 
 def _is_seen(node: Node, seen: set[Value]) -> bool:
-    """Whether what is undefined in a node is seen. Of a step of an optimizer, all new parameters have to be."""
-    new = len(node.args[0]) if node.args and isinstance(node.args[0], tuple) and name_of(node.op) in STEPS else 1
-    return bool(node.outputs) and all(value in seen for value in node.outputs[:new])
+    """Whether what is undefined in a node is seen. Of lists, and of a step of an optimizer, all new tensors have to be."""
+    new = len(node.args[0]) if _name(node) in STEPS and isinstance(node.args[0], tuple) else 1
+    return bool(node.outputs) and all(value in seen for value in node.outputs[: None if _is_of_lists(node) else new])
 
 
 def _seen(graph: Graph, level: Shown) -> set[Value]:
@@ -64,11 +64,15 @@ def _seen(graph: Graph, level: Shown) -> set[Value]:
 
 def _passed(node: Node, found: set[Value], level: Shown) -> Iterator[Value]:
     """The operands of which every element is seen in the results that are."""
-    name = name_of(node.op)
+    name = _name(node)
     if name in SPLITS:
         if all(value in found for value in node.outputs):
             yield from values_in(node.args[:1])
-    elif _is_seen(node, found) and _shows_all(node.outputs[0]) and not _scales_by_nothing(node.kwargs):
+    elif (
+        _is_seen(node, found)
+        and all(map(_shows_all, node.outputs if _is_of_lists(node) else node.outputs[:1]))
+        and not _scales_by_nothing(node.kwargs)
+    ):
         if name in (SHOWS if level == Shown.NAN else KEEPS):
             written = {name.partition(".")[0] for name in node.writes}  # what memory held before it is seen nowhere
             yield from values_in(node.args)
@@ -77,6 +81,15 @@ def _passed(node: Node, found: set[Value], level: Shown) -> Iterator[Value]:
             yield from values_in(node.args[: STEPS[name][level == Shown.ALL]])
         elif _passes_first(name, node, level):
             yield from values_in(node.args[:1])
+
+
+def _name(node: Node) -> str:
+    """The operator, or the one that is taken of each in a list."""
+    return name_of(node.op).removeprefix("_foreach_")
+
+
+def _is_of_lists(node: Node) -> bool:
+    return node.op.startswith("aten._foreach_")
 
 
 def _passes_first(name: str, node: Node, level: Shown) -> bool:

@@ -80,7 +80,7 @@ KEEPS = SHOWS - _names("""_log_softmax_backward_data _softmax addcdiv amax amin 
 exp exp2 expm1 gelu gelu_backward hardtanh log_sigmoid_forward logaddexp logsumexp maximum minimum mish reciprocal relu rsqrt
 sigmoid silu silu_backward softplus tanh""")
 # The same of the first operand alone.
-KEEPS_FIRST = _names("_log_softmax_backward_data div gelu_backward silu_backward")
+KEEPS_FIRST = _names("_log_softmax_backward_data addcdiv div gelu_backward silu_backward")
 # Nothing is rounded: each number of a result is one of an operand, up to its sign, or a whole one.
 EXACT = (MOVES | CREATES) - _names("_index_put_impl _unsafe_index_put index_put linspace")
 EXACT |= _names("""abs amax amin aminmax ceil clamp clamp_max clamp_min cummax cummin floor fmax fmin hardtanh

@@ -72,7 +72,10 @@ class Needs:
         infinity, which is never cancelled."""
         if domain.allowed is None:
             return all(self._factor_is(NOT_ZERO, each, need) for each in factors if each.power > 0)
-        if interval_of(self._table, coefficient, factors, need.ranges).within(domain.allowed):
+        span = interval_of(self._table, coefficient, factors, need.ranges)
+        if span.within(domain.allowed):
+            return True
+        if log and span.within(FROM_ZERO) and all(may_be_masked_out(self._table, f.atom) for f in factors):
             return True
         if domain.allowed not in (ABOVE_ZERO, FROM_ZERO) or coefficient <= 0:
             return False

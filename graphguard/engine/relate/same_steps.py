@@ -18,6 +18,7 @@ import numpy as np
 from graphguard.engine.algebra.function import apply
 from graphguard.engine.interpret import Interpretation, Interpreter, bound, leaves
 from graphguard.engine.ranks.rank_classes import Stream
+from graphguard.engine.relate.needs import Needs
 from graphguard.engine.store.places import Places, place_of
 from graphguard.engine.terms.term import ONE, Term, Undescribed, Value
 from graphguard.engine.terms.unknown import Described, Environment
@@ -36,7 +37,7 @@ Steps = dict[Tensor, Value | None]
 class SameSteps:
     def __init__(self, found: Interpretation, sequential: Graph, unmet: Collection[Node]):
         """`unmet`: operations of the ranks' first graphs that may be undefined."""
-        self._interpreter = Interpreter(found.table, found.lemmas)
+        self._interpreter, self._needs = Interpreter(found.table, found.lemmas), Needs(found.table)
         self._shown: dict[int, Places] = defaultdict(Places)  # of the steps up to what an output shows, by their atoms
         count = found.table.needs.count()
         self._follow_sequential(sequential, found.sequential, {name_of(node.op) for node in unmet})
@@ -53,7 +54,8 @@ class SameSteps:
     def _follow_sequential(self, graph: Graph, environment: Environment, seeds: Collection[str]) -> None:
         exposure, steps = Exposure(graph), Steps()
         for node in graph.nodes:
-            if name_of(node.op) not in seeds and not any(tensor in steps for tensor in node.operands()):
+            follows = any(tensor in steps for tensor in node.operands())
+            if not follows and not (name_of(node.op) in seeds and self._may_be_undefined(node, environment)):
                 continue
             made = self._made(node, node.args, dict(node.kwargs), environment, steps, 1)
             if exposure.of(node) < Shown.ALL:
@@ -63,6 +65,13 @@ class SameSteps:
                 place = place_of(term.factors[0].at, term.ranges)
                 if place is not None:
                     self._shown[term.factors[0].atom.id].note(place)
+
+    def _may_be_undefined(self, node: Node, environment: Environment) -> bool:
+        """Whether an operation of the sequential program would be, if only the ranks did it."""
+        table = self._interpreter.table
+        before = table.needs.count()
+        self._interpreter.describe(node, *bound((node.args, dict(node.kwargs)), environment), 1)
+        return any(True for _ in self._needs.unmet(table.needs.since(before)))
 
     def _follow_ranks(self, stream: Stream, environment: Environment, unmet: Collection[Node]) -> None:
         graph, steps = stream.graphs[0], Steps()
