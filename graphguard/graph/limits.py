@@ -75,6 +75,10 @@ class Stops:
         """A limit was reached; needed: how much it would have to be, where that is known."""
         self._needed[limit] = most(self._needed.get(limit), needed)
 
+    def note_all(self, others: Stops) -> None:
+        for each in others.reached():
+            self.note(each.limit, each.needed)
+
     def reached(self) -> tuple[Stop, ...]:
         return tuple(self.stop(limit, needed) for limit, needed in self._needed.items())
 

@@ -17,12 +17,12 @@ import torch
 from graphguard.engine.relate.arrangements import is_padded_to
 from graphguard.engine.relate.outputs import Held
 from graphguard.engine.relate.show import relation_of
+from graphguard.graph.limits import Stops
 from graphguard.graph.placement import REPLICATE, SUM, Partial, Placements, Spans, has_partial
 from graphguard.oracle.grid import Grid, cut
 from graphguard.oracle.reference import Reference, Slack, rounding_of
 
-_LEAST_PLACES, _MOST_COMPARED = 64, 4_000_000  # at which a tile is tried; elements that are compared for one tensor
-_MOST_DIMS = 4  # whose orders are tried
+_LEAST_PLACES = 64  # at which a tile is tried, however large it is
 _SHOWN = 4  # ranks in a text
 
 
@@ -218,7 +218,7 @@ def _is_padded(grid: Grid, axes: Sequence[int], dim: int | None, sample: Observe
 
 
 # ---------------------------------------------------------------------- tiles anywhere
-def scattered(path: str, grid: Grid, samples: Sequence[Observed], sums: bool = True) -> Clean | None:
+def scattered(path: str, grid: Grid, samples: Sequence[Observed], stops: Stops, sums: bool = True) -> Clean | None:
     """A relation of tiles at any place, in any order of dims, or of sums of the ranks that are such tiles."""
     for summed in itertools.product(*((False, True) if size > 1 and sums else (False,) for size in grid.mesh.shape)):
         placements = tuple(SUM if chosen else REPLICATE for chosen in summed)
@@ -226,7 +226,7 @@ def scattered(path: str, grid: Grid, samples: Sequence[Observed], sums: bool = T
         if None in reduced or are_shares(grid, placements, samples):
             continue
         slack = [sample.slack(grid, placements) for sample in samples]
-        words = _cover([sample.reference for sample in samples], reduced, slack)  # type: ignore[arg-type]
+        words = _cover([sample.reference for sample in samples], reduced, slack, stops)  # type: ignore[arg-type]
         if words is not None:
             axes = [name for name, chosen in zip(grid.mesh.names, summed, strict=True) if chosen]
             return Clean(_text(path, grid, words, axes))
@@ -234,14 +234,14 @@ def scattered(path: str, grid: Grid, samples: Sequence[Observed], sums: bool = T
 
 
 def _cover(
-    references: Sequence[Reference], reduced: Sequence[list[torch.Tensor]], slack: Sequence[Sequence[Slack]]
+    references: Sequence[Reference], reduced: Sequence[list[torch.Tensor]], slack: Sequence[Sequence[Slack]], stops: Stops
 ) -> list[str] | None:
     """For each lane, which part of the output it is; None if one is no part, or if they leave something out."""
     covered = torch.zeros(references[0].whole.shape, dtype=torch.bool)
     words = []
     for lane in range(len(reduced[0])):
         held = [tensors[lane] for tensors in reduced]
-        place = _place(references, held, [_like(each[lane], t) for each, t in zip(slack, held, strict=True)])
+        place = _place(references, held, [_like(each[lane], t) for each, t in zip(slack, held, strict=True)], stops)
         if place is None:
             return None
         marks, text = place
@@ -251,28 +251,39 @@ def _cover(
 
 
 def _place(
-    references: Sequence[Reference], tensors: Sequence[torch.Tensor], slack: Sequence[torch.Tensor]
+    references: Sequence[Reference], tensors: Sequence[torch.Tensor], slack: Sequence[torch.Tensor], stops: Stops
 ) -> tuple[torch.Tensor, str] | None:
     """Where in the output a tensor lies: marks on the output, and words that follow its name."""
     whole, tensor = references[0].whole, tensors[0]
     marks = torch.zeros(whole.shape, dtype=torch.bool)
     if tensor.numel() == 0:
         return marks, "[nothing]"
-    starts = _starts(references[0], tensor, slack[0])
-    for order in _orders(tensor, whole) if starts else ():
+    for order in _orders(tensor, whole, stops):
         turned, room = [t.permute(order) for t in tensors], [s.permute(order) for s in slack]
-        for spans in _with_room(starts, turned[0].shape, whole.shape):
-            parts = [reference.at(lambda t, spans=spans: cut(t, spans)) for reference in references]  # type: ignore[misc]
-            if all(part.fits(t, s) for part, t, s in zip(parts, turned, room, strict=True)):
-                cut(marks, spans).fill_(True)
-                return marks, _tile_text(spans, whole.shape, order)
+        spans = _tile(references, turned, room, stops)
+        if spans is not None:
+            cut(marks, spans).fill_(True)
+            return marks, _tile_text(spans, whole.shape, order)
     flat = [reference.at(lambda t: t.reshape(-1)) for reference in references]
-    turned, room = [t.reshape(-1) for t in tensors], [s.reshape(-1) for s in slack]
-    for spans in _with_room(starts, turned[0].shape, flat[0].whole.shape):
-        parts = [reference.at(lambda t, spans=spans: cut(t, spans)) for reference in flat]  # type: ignore[misc]
-        if all(part.fits(t, s) for part, t, s in zip(parts, turned, room, strict=True)):
-            cut(marks.reshape(-1), spans).fill_(True)
-            return marks, f".reshape(-1)[{spans[0][0]}:{spans[0][1]}], reshaped"
+    spans = _tile(flat, [t.reshape(-1) for t in tensors], [s.reshape(-1) for s in slack], stops)
+    if spans is not None:
+        cut(marks.reshape(-1), spans).fill_(True)
+        return marks, f".reshape(-1)[{spans[0][0]}:{spans[0][1]}], reshaped"
+    return None
+
+
+def _tile(
+    references: Sequence[Reference], tensors: Sequence[torch.Tensor], slack: Sequence[torch.Tensor], stops: Stops
+) -> Spans | None:
+    """The first tile of the output that a tensor is, in every trial."""
+    places = _places(references[0], tensors[0], slack[0])
+    most = max(_LEAST_PLACES, stops.limits.tile_elements // tensors[0].numel())
+    for spans in places[:most]:
+        parts = [reference.at(partial(cut, spans=spans)) for reference in references]
+        if all(part.fits(t, s) for part, t, s in zip(parts, tensors, slack, strict=True)):
+            return spans
+    if len(places) > most:
+        stops.note("tile_elements", len(places) * tensors[0].numel())
     return None
 
 
@@ -281,34 +292,25 @@ def _like(slack: Slack, tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(slack, dtype=torch.float64).expand(tensor.shape)
 
 
-def _starts(reference: Reference, tensor: torch.Tensor, slack: torch.Tensor) -> list[int]:
-    """Where the first element of a tensor occurs in the output, row-major."""
-    flat = reference.at(lambda t: t.reshape(-1))
-    near = flat.excess(tensor.reshape(-1)[:1].expand(flat.whole.shape), slack.reshape(-1)[0]) <= 1
-    most = max(_LEAST_PLACES, _MOST_COMPARED // max(1, tensor.numel()))
-    return [int(place) for place in near.nonzero().reshape(-1)[:most]]
+def _places(reference: Reference, tensor: torch.Tensor, slack: torch.Tensor) -> list[Spans]:
+    """The tiles of a shape in which the tensor's largest number stands where it has it: there are few of it."""
+    sizes, whole = torch.tensor(tensor.shape), torch.tensor(reference.whole.shape)
+    anchor = int(_flat(tensor).abs().argmax()) if not tensor.is_complex() else 0
+    within = torch.tensor([int(each) for each in torch.unravel_index(torch.tensor(anchor), tensor.shape)], dtype=torch.int64)
+    near = reference.excess(tensor.reshape(-1)[anchor].expand(reference.whole.shape), slack.reshape(-1)[anchor]) <= 1
+    corners = near.nonzero() - within
+    inside = (corners >= 0).all(-1) & (corners + sizes <= whole).all(-1)
+    return [tuple((low, low + size) for low, size in zip(each, tensor.shape, strict=True)) for each in corners[inside].tolist()]
 
 
-def _orders(tensor: torch.Tensor, whole: torch.Tensor) -> Iterator[tuple[int, ...]]:
+def _orders(tensor: torch.Tensor, whole: torch.Tensor, stops: Stops) -> Iterator[tuple[int, ...]]:
     if tensor.dim() != whole.dim():
         return
     straight = tuple(range(tensor.dim()))
-    orders = itertools.permutations(straight) if tensor.dim() <= _MOST_DIMS else iter([straight])
+    orders = iter([straight]) if stops.over("tile_dims", tensor.dim()) else itertools.permutations(straight)
     for order in orders:
         if all(tensor.shape[old] <= size for old, size in zip(order, whole.shape, strict=True)):
             yield order
-
-
-def _with_room(starts: Sequence[int], part: Sequence[int], whole: Sequence[int]) -> Iterator[Spans]:
-    """The tiles of a shape that begin at some positions and lie inside."""
-    for start in starts:
-        corner = []
-        for size in reversed(whole):
-            start, place = divmod(start, size)
-            corner.append(place)
-        spans = tuple((place, place + size) for place, size in zip(reversed(corner), part, strict=True))
-        if all(high <= size for (_, high), size in zip(spans, whole, strict=True)):
-            yield spans
 
 
 def _tile_text(spans: Spans, whole: Sequence[int], order: tuple[int, ...]) -> str:

@@ -72,13 +72,15 @@ class Output:
         grid = self._ranks_as_grid()
         samples = self.samples()
         sums = self.no_parts is None
-        most = self.stops.limits.placements
+        most, stops = self.stops.limits.placements, Stops(self.stops.limits)
         clean, shares = placed(self.path, grid, samples, self.dtype, most, sums)
-        clean = clean or scattered(self.path, grid, samples, sums) or reshaped(self.path, grid, samples, most)
+        clean = clean or scattered(self.path, grid, samples, stops, sums) or reshaped(self.path, grid, samples, most)
         clean = clean or padded(self.path, grid, samples)
         if clean is not None:
             return Evidence(clean=clean)
-        if self.stops.over("placements", grid.count(samples[0].reference.whole.shape)):
+        stops.over("placements", grid.count(samples[0].reference.whole.shape))
+        if stops.reached():
+            self.stops.note_all(stops)
             return Evidence()  # one that was not tried may explain the numbers
         return Evidence(self.no_parts or ("scaled-copies" if shares else "unexplained-output"))
 

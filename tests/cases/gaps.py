@@ -4,8 +4,8 @@ NOT_YET = frozenset({
     "ring-flash-stripes-2", "ring-flash-stripes-4", "ring-flash-stripes-8",
     "convolution-halo-4",
 })  # fmt: skip
-# Correct cases of which it is not shown that what the ranks compute is defined. Of gradients alone, a count of zero is not seen:
-# they are zero then, and the ranks divide by another number that is zero.
+# Correct cases of which it is not shown that what the ranks compute is defined. A count of zero is not seen in gradients, which
+# are zero then; and the ranks divide by another number that is zero.
 CONDITIONAL = frozenset({"forms-mean-count-dp2", "forms-mean-count-dp4"})
 NOT_LOCATED = frozenset({
     "batch-fault-backward",

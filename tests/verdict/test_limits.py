@@ -166,6 +166,17 @@ def test_a_slow_clock_changes_nothing(monkeypatch):
     assert before[0]["verdict"] == "refuted" and before[0]["findings"][0]["holdings"]
 
 
+def test_a_tile_that_was_not_looked_for_everywhere_does_not_refute():
+    def signs_of_some(x):
+        return torch.sign(x * x - 1)[5:261]
+
+    inputs = {"x": gg.Input((1024,))}
+    assert gg.verify(lambda x: x.sign(), signs_of_some, mesh=2, inputs=inputs).verdict == "refuted"
+    report = gg.verify(lambda x: x.sign(), signs_of_some, mesh=2, inputs=inputs, limits={"tile_elements": 1})
+    assert report.verdict == "unproven"
+    assert [stop.limit for stop in report.stopped] == ["tile_elements"]
+
+
 # ---------------------------------------------------------------------- stating limits
 def test_limits_are_stated_by_name():
     assert limits_of({"factors": 48}).engine.factors == 48
