@@ -226,10 +226,10 @@ def _noisy(graphs: Graphs, inputs: Tensors, seed: int) -> tuple[Run, list[Run]] 
 
 
 def _distance(plain: torch.Tensor, other: torch.Tensor) -> float:
-    """Relative to the larger of 1 and the largest element."""
+    """Relative to the larger of 1 and the largest number."""
     plain, other = plain.double(), other.double()
     apart = torch.where(plain == other, 0.0, (plain - other).abs()).nan_to_num(math.inf)
-    return float(apart.max()) / max(1.0, float(plain.abs().max())) if apart.numel() else 0.0
+    return float(apart.max()) / max(1.0, float(plain.abs().nan_to_num(0, 0).max())) if apart.numel() else 0.0
 
 
 # ---------------------------------------------------------------------- outputs
