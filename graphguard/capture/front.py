@@ -30,6 +30,8 @@ class Captured:
     seconds: float = 0.0
     assumptions: list[str] = field(default_factory=list)
     unstable: str | None = None  # a rank's graph differs from capture to capture, and how
+    classes: int | None = None  # of ranks that were captured at once; None if every rank was captured by itself
+    by_rank: str | None = None  # why every rank was, where classes were tried
 
 
 @dataclass(frozen=True)
