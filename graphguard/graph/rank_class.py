@@ -63,6 +63,14 @@ class Groups:
     def kept(self, places: Numbers) -> Groups:
         return Groups(self.members, self.rows[places])
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Groups):
+            return False
+        return np.array_equal(self.members, other.members) and np.array_equal(self.rows, other.rows)
+
+    def __hash__(self) -> int:
+        return hash(self.rows.tobytes())
+
     def __reduce__(self) -> Any:
         return Groups, (self.members, self.rows)
 
@@ -94,9 +102,17 @@ class RankClass:
             _change(graph, kept)
 
 
+class _Copies(dict[Value, Value]):
+    """New values for others. Random numbers that nothing uses have a state, and are no longer in the graph."""
+
+    def __missing__(self, value: Value) -> Value:
+        made = self[value] = Value(value.id, value.shape, value.dtype)
+        return made
+
+
 def _at(graph: Graph, place: int, rank: int, name: str) -> Graph:
     """A graph of its own: values and nodes are told apart by their identity."""
-    own = {value: Value(value.id, value.shape, value.dtype) for value in graph.values()}
+    own = _Copies()
 
     def alone(arg: Any) -> Any:
         kind = type(arg)
@@ -177,6 +193,8 @@ def _signature(graph: Graph) -> Any:
     def named(arg: Any) -> Any:
         if type(arg) is Value:
             return f"%{number[arg]}"
+        if type(arg) is PerRank or type(arg) is Groups:
+            return arg
         return tuple([named(item) for item in arg]) if type(arg) is tuple else (type(arg).__name__, repr(arg))
 
     nodes = []

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from graphguard.capture.torch import adapters
 from graphguard.capture.torch.escapes.ambient import Ambient
+from graphguard.capture.torch.lanes.run import NotByClasses
 from graphguard.capture.torch.program import Program, flat_inputs, record_outputs
 from graphguard.capture.torch.record.recorder import Recorder
 from graphguard.capture.torch.relation.inputs import localise
@@ -110,7 +111,7 @@ def _guarded(function: Callable[[], Any], recorder: Recorder, who: str) -> Any:
         result = function()
     except (UsageError, InternalError):
         raise
-    except (ObjectsMissing, KeyboardInterrupt):
+    except (ObjectsMissing, NotByClasses, KeyboardInterrupt):
         raise
     except BaseException as error:
         if recorder.failure is not None:

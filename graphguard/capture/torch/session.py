@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch._dynamo  # noqa: F401 # meta kernels import it on first use: once here, rather than in every fork
 
-from graphguard.capture.front import Captured, Progress
+from graphguard.capture.front import Captured, Progress, are_ranks_apart
 from graphguard.capture.torch import adapters
 from graphguard.capture.torch.child import record_rank, record_sequential
 from graphguard.capture.torch.escapes.ambient import Ambient
@@ -77,16 +77,15 @@ def capture(
     use_cache: bool = True,
     workers: int | None = None,
     accept_unstable: bool = False,
-    apart: bool = False,
 ) -> Captured:
     """All graphs of a check. Each program is recorded from the state that this process has now. Graphs that `accept_unstable`
-    lets through hold for one state of each rank's process: they may refute, and verify nothing. `apart` captures every rank
-    by itself; else, where they are many, those that do the same are captured at once."""
+    lets through hold for one state of each rank's process: they may refute, and verify nothing. Where ranks are many, those
+    that do the same are captured at once, unless they are wanted apart."""
     begun = time.perf_counter()
     subject.check()
     world = subject.mesh.size
     options = (progress, use_cache, workers)
-    by_class = None if apart or world < BY_CLASS_FROM else capture_classes(subject, use_cache, workers)
+    by_class = None if are_ranks_apart() or world < BY_CLASS_FROM else capture_classes(subject, use_cache, workers)
     answers: dict[Take, _Answer] = {}
     if by_class is not None and by_class.classes:
         answers = _with_witnesses(subject, by_class, options)

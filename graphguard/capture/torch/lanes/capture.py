@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -24,25 +26,28 @@ from graphguard.graph.prune import prune
 from graphguard.graph.rank_class import RankClass
 
 
+@dataclass
 class ClassAnswer:
-    """What a run found: the ranks that it stands for, and those that it left. why_not: why they are captured one by one."""
+    """What a run found: the ranks that it stands for, and those that it left. why_not: why they are captured one by one.
+    asked: whether it asked for what differs between processes."""
 
-    def __init__(self, found: RankClass | None, splits: list[Split], why_not: str | None = None):
-        self.found, self.splits, self.why_not = found, splits, why_not
+    found: RankClass | None = None
+    splits: list[Split] = field(default_factory=list)
+    why_not: str | None = None
+    asked: bool = False
 
 
-def record_class(subject: Subject, ranks: Numbers, holders: adapters.Holders, use_cache: bool) -> ClassAnswer:
+def record_class(subject: Subject, ranks: Numbers, turn: int, holders: adapters.Holders, use_cache: bool) -> ClassAnswer:
     """In a process of its own: the program, for as many of these ranks as do the same."""
-    run = begin(ranks)
     try:
-        return _recorded(subject, run, holders, use_cache)
+        return _recorded(subject, begin(ranks), turn, holders, use_cache)
     except NotByClasses as reason:
-        return ClassAnswer(None, run.splits, str(reason))
+        return ClassAnswer(why_not=str(reason))
     except ObjectsMissing:
-        return ClassAnswer(None, run.splits, "ranks send each other objects")
+        return ClassAnswer(why_not="ranks send each other objects")
 
 
-def _recorded(subject: Subject, run: Run, holders: adapters.Holders, use_cache: bool) -> ClassAnswer:
+def _recorded(subject: Subject, run: Run, turn: int, holders: adapters.Holders, use_cache: bool) -> ClassAnswer:
     refuse_megatron()
     behave_as_ints()
     world_ranks.become_rank_of_world(run.witness, subject.mesh)
@@ -53,7 +58,7 @@ def _recorded(subject: Subject, run: Run, holders: adapters.Holders, use_cache: 
     relation = LaneRecorder(Graph("inputs of a class", mesh=subject.mesh, rank=run.witness), teams, use_cache=use_cache)
     graph = Graph("class", mesh=subject.mesh, rank=run.witness)
     recorder = LaneRecorder(graph, teams, use_cache=use_cache, opaque=subject.opaque or ())
-    ambient, objects = Ambient(run.witness, 0), ObjectExchange({})
+    ambient, objects = Ambient(run.witness, turn), ObjectExchange({})
     adapters.adjust(recorder, holders, objects)
     ambient.vary(holders)
     send_to_peers(recorder, teams)
@@ -70,10 +75,10 @@ def _recorded(subject: Subject, run: Run, holders: adapters.Holders, use_cache: 
         subject.distributed.check(list(fresh))
     record(subject.distributed, recorder, fresh, mesh, who)
     ambient.finish()
-    if ambient.asked or graph.findings or objects.sent:
-        raise NotByClasses(next(iter(ambient.asked), None) or "something that is told of one rank")
+    if graph.findings or objects.sent:
+        raise NotByClasses("something that is told of one rank")
     graph.assumptions = tuple(sorted({*graph.assumptions, *ambient.lines()}))
     run.sealed = True
     found = RankClass(run.ranks, relation.graph, graph)
     found.keep(run.active)
-    return ClassAnswer(found, run.splits)
+    return ClassAnswer(found, run.splits, asked=bool(ambient.asked))

@@ -15,7 +15,7 @@ from graphguard.capture.torch.lanes.run import Numbers
 from graphguard.capture.torch.subject import Subject
 from graphguard.errors import GraphGuardError, InternalError, first_line
 from graphguard.graph.ir import Graph
-from graphguard.graph.rank_class import RankClass
+from graphguard.graph.rank_class import RankClass, same_graph
 from graphguard.graph.wellformed import require_wellformed
 from graphguard.scope import known_lemmas
 
@@ -51,18 +51,18 @@ def capture_classes(subject: Subject, use_cache: bool, workers: int | None) -> B
         if _RUNS_OF_A_CLASS * (len(found.classes) + len(waiting)) > world:
             found.give_up(f"the ranks do at least {len(found.classes) + len(waiting)} different things")
             return found
-        tasks = [_task(subject, ranks, holders, use_cache) for ranks in waiting]
-        waiting = []
-        for _, result in run_isolated(tasks, workers):
-            if isinstance(result, GraphGuardError):
-                found.give_up(first_line(result))
-                return found
-            answer: ClassAnswer = pickle.loads(result)
-            if answer.found is None:
-                found.give_up(answer.why_not or "")
-                return found
-            found.classes.append(answer.found)
-            waiting += [ranks for split in answer.splits for ranks in split.ranks]
+        answers = _answers([(ranks, 0) for ranks in waiting], subject, holders, use_cache, workers)
+        made = [answer.found for answer in answers if answer.found is not None]
+        again = [each.ranks for answer, each in zip(answers, made, strict=False) if answer.asked]
+        others = _answers([(ranks, 1) for ranks in again], subject, holders, use_cache, workers)
+        why_not = next((answer.why_not for answer in (*answers, *others) if answer.why_not is not None), None)
+        if why_not is None and not all(any(_are_same(other.found, each) for each in made) for other in others):
+            why_not = "what differs between processes changes what the ranks do"
+        if why_not is not None:
+            found.give_up(why_not)
+            return found
+        found.classes += made
+        waiting = [ranks for answer in answers for split in answer.splits for ranks in split.ranks]
     found.classes.sort(key=lambda each: int(each.ranks[0]))
     held = np.sort(np.concatenate([each.ranks for each in found.classes]))
     if not np.array_equal(held, np.arange(world)):
@@ -70,5 +70,21 @@ def capture_classes(subject: Subject, use_cache: bool, workers: int | None) -> B
     return found
 
 
-def _task(subject: Subject, ranks: Numbers, holders: adapters.Holders, use_cache: bool) -> Callable[[], bytes]:
-    return lambda: pickle.dumps(record_class(subject, ranks, holders, use_cache), pickle.HIGHEST_PROTOCOL)
+def _answers(
+    runs: list[tuple[Numbers, int]], subject: Subject, holders: adapters.Holders, use_cache: bool, workers: int | None
+) -> list[ClassAnswer]:
+    def task(ranks: Numbers, turn: int) -> Callable[[], bytes]:
+        return lambda: pickle.dumps(record_class(subject, ranks, turn, holders, use_cache), pickle.HIGHEST_PROTOCOL)
+
+    results = dict(run_isolated([task(*each) for each in runs], workers))
+    answers = []
+    for _, result in sorted(results.items()):
+        failed = isinstance(result, GraphGuardError)
+        answers.append(ClassAnswer(why_not=first_line(result)) if failed else pickle.loads(result))  # type: ignore[arg-type]
+    return answers
+
+
+def _are_same(one: RankClass | None, other: RankClass) -> bool:
+    if one is None or not np.array_equal(one.ranks, other.ranks):
+        return False
+    return same_graph(one.graph, other.graph) and same_graph(one.relation, other.relation)

@@ -55,7 +55,7 @@ def _inside(index: Numbers, count: int) -> Numbers:
     index = index + count * (index < 0)
     if current().forced((index < 0) | (index >= count), "an index that is outside"):
         raise IndexError("list index out of range")
-    return np.clip(index, 0, count - 1) # of lanes that have left
+    return np.clip(index, 0, count - 1)  # of lanes that have left
 
 
 def take_parts_by_numbers() -> None:
