@@ -12,7 +12,8 @@ from graphguard.capture.front import Captured
 from graphguard.capture.torch.front import MeshLike, TorchFrontEnd, functions, models
 from graphguard.capture.torch.program import call_model
 from graphguard.capture.torch.relation.inputs import Input
-from graphguard.capture.torch.session import LocalInputs, capture
+from graphguard.capture.torch.session import capture
+from graphguard.capture.torch.subject import LocalInputs
 from graphguard.capture.torch.training import train_step
 from graphguard.lemmas.user import Lemma
 from graphguard.pipeline import Job, run

@@ -127,6 +127,9 @@ def decide(
     report.notes += _only_of_ranks(captured)
     unread = unread_inputs(captured.sequential, captured.ranks, captured.relations)
     report.notes += [f"the input {name} is read by neither program" for name in unread if name in problem.bounds]
+    report.stats["classes"] = captured.classes
+    if captured.by_rank is not None:
+        report.stats["one_by_one"] = captured.by_rank
     report.stats["ops"] = sum(len(graph.nodes) for graph in [captured.sequential, *captured.ranks])
     return report
 

@@ -27,7 +27,8 @@ from graphguard.capture.front import Captured, mesh_of
 from graphguard.capture.torch.program import FunctionProgram, path_name
 from graphguard.capture.torch.relation.inputs import Input, bounds_of
 from graphguard.capture.torch.relation.outputs import expectations
-from graphguard.capture.torch.session import Subject, capture, capture_sequential
+from graphguard.capture.torch.session import capture, capture_sequential
+from graphguard.capture.torch.subject import Subject
 from graphguard.cli import main
 from graphguard.graph.ir import Graph
 from graphguard.oracle.replay import replay, replay_joint

@@ -55,8 +55,8 @@ class Kernels:
         if node.op == "gg.part":
             return [self._part(node, lookup)]
         function, info = self.function(node.op)
-        args = [self._argument(arg, lookup) for arg in node.args]
-        kwargs = {name: self._argument(arg, lookup) for name, arg in node.kwargs.items()}
+        args = [self.argument(arg, lookup) for arg in node.args]
+        kwargs = {name: self.argument(arg, lookup) for name, arg in node.kwargs.items()}
         if node.op in VIEWS:
             return [args[0].reshape(args[1])]
         if node.op in MEMORY_ORDER:  # strides and offset count from the start of the memory: it must hold nothing else
@@ -116,12 +116,12 @@ class Kernels:
             raise ReplayError(f"there is no operator {name}")
         return function, operator(function)
 
-    def _argument(self, arg: Arg, lookup: Lookup) -> Any:
+    def argument(self, arg: Arg, lookup: Lookup) -> Any:
         kind = type(arg)
         if kind is Value:
             return lookup(arg)  # type: ignore[arg-type]
         if kind is tuple:
-            return [self._argument(item, lookup) for item in arg]  # type: ignore[union-attr]
+            return [self.argument(item, lookup) for item in arg]  # type: ignore[union-attr]
         if kind is Symbol:
             assert isinstance(arg, Symbol)
             return self.dtype(DTYPES[arg.name]) if arg.kind == "dtype" else _named(arg)

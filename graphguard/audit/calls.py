@@ -225,8 +225,8 @@ def _shown(arg: Any) -> str:
 def called(node: Node, values: Mapping[Tensor, torch.Tensor]) -> OperatorCall:
     """The call that a node makes."""
     given = Kernels(True)
-    args = tuple(given._argument(arg, values.__getitem__) for arg in node.args)
-    return OperatorCall(node.op, args, {name: given._argument(arg, values.__getitem__) for name, arg in node.kwargs.items()})
+    args = tuple(given.argument(arg, values.__getitem__) for arg in node.args)
+    return OperatorCall(node.op, args, {name: given.argument(arg, values.__getitem__) for name, arg in node.kwargs.items()})
 
 
 class Listening(TorchDispatchMode):

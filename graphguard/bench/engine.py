@@ -23,7 +23,8 @@ from rich.table import Table as Printed
 from graphguard.bench.llama import Llama
 from graphguard.capture.torch.isolate import run_isolated
 from graphguard.capture.torch.program import FunctionProgram
-from graphguard.capture.torch.session import Subject, Take, capture_takes
+from graphguard.capture.torch.session import Take, capture_takes
+from graphguard.capture.torch.subject import Subject
 from graphguard.engine.interpret import Interpretation, Interpreter
 from graphguard.engine.prove import _Prover, without_collection
 from graphguard.engine.ranks.rank_classes import Stream, streams, varying

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +18,7 @@ from graphguard.relation.expectation import Expectation
 Progress = Callable[[str, int, int], None]  # what is going on, how much of it is done, and how much there is
 Bounds = tuple[float | None, float | None]  # low <= v < high
 MOST_RANKS = 1 << 16
+_APART: ContextVar[bool] = ContextVar("ranks apart", default=False)
 
 
 @dataclass
@@ -30,6 +33,8 @@ class Captured:
     seconds: float = 0.0
     assumptions: list[str] = field(default_factory=list)
     unstable: str | None = None  # a rank's graph differs from capture to capture, and how
+    classes: int | None = None  # of ranks that were captured at once; None if every rank was captured by itself
+    by_rank: str | None = None  # why every rank was, where classes were tried
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,20 @@ class Problem:
     def ranges(self) -> dict[str, Bounds]:
         """The bounds that the proof uses."""
         return ranges_of(self.captured.sequential, self.bounds)
+
+
+@contextmanager
+def ranks_apart(apart: bool = True) -> Iterator[None]:
+    """Inside, every rank is captured by itself: the reference that classes of ranks are compared with."""
+    token = _APART.set(apart)
+    try:
+        yield
+    finally:
+        _APART.reset(token)
+
+
+def are_ranks_apart() -> bool:
+    return _APART.get()
 
 
 class FrontEnd(Protocol):
@@ -103,5 +122,5 @@ def mesh_of(mesh: Mapping[str, int] | int) -> Mesh:
             raise UsageError(f"mesh axis {name!r} has size {size}; every axis needs at least one rank")
     made = Mesh.of(axes)
     if made.size > MOST_RANKS:
-        raise UsageError(f"the mesh has more than {MOST_RANKS} ranks, and each of them is captured; verify a smaller one")
+        raise UsageError(f"the mesh has more than {MOST_RANKS} ranks, which is more than are captured; verify a smaller one")
     return made

@@ -11,7 +11,8 @@ import graphguard as gg
 from graphguard.bench.engine import Steps, captured, case_of, main, measure, stream_of
 from graphguard.bench.llama import Llama
 from graphguard.capture.torch.program import FunctionProgram
-from graphguard.capture.torch.session import Subject, capture
+from graphguard.capture.torch.session import capture
+from graphguard.capture.torch.subject import Subject
 from graphguard.cli import main as command
 from graphguard.engine.ranks.rank_classes import Stream, streams
 from graphguard.errors import InternalError

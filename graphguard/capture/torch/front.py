@@ -22,7 +22,8 @@ from graphguard.capture.torch.relation.parameters import (
     relations_with,
     use_sequential_names,
 )
-from graphguard.capture.torch.session import LocalInputs, Subject, capture
+from graphguard.capture.torch.session import capture
+from graphguard.capture.torch.subject import LocalInputs, Subject
 from graphguard.capture.torch.training import train_step
 from graphguard.errors import UsageError
 from graphguard.graph.ir import Mesh

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -80,7 +78,7 @@ class ModelProgram:
                     recorder.graph.ties[PARAMETERS + name] = PARAMETERS + first
                     continue
                 recorder.rename_as_input(PARAMETERS + name, _local(parameter.detach()))
-                layout = _layout(parameter) if isinstance(parameter, DTensor) else layout_by_marks(parameter)
+                layout = _layout(recorder, parameter) if isinstance(parameter, DTensor) else layout_by_marks(parameter)
                 if layout is not None:
                     recorder.graph.input_layouts[PARAMETERS + name] = layout
             outputs = self.step(module, **inputs)
@@ -159,7 +157,7 @@ def _record_tensor(recorder: Recorder, name: str, output: torch.Tensor) -> None:
         layout = str(output.layout).removeprefix("torch.")
         raise UsageError(f"output {name!r} is a tensor of layout {layout}; return a dense one (`.to_dense()`)")
     if isinstance(output, DTensor):
-        recorder.graph.layouts[name] = _layout(output)
+        recorder.graph.layouts[name] = _layout(recorder, output)
     tensor = _local(output.detach())
     recorder.graph.outputs[name] = recorder.value(tensor)
     recorder.races.returned(recorder.aliases.cell(tensor))
@@ -183,15 +181,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _layout(tensor: DTensor) -> Layout:
+def _layout(recorder: Recorder, tensor: DTensor) -> Layout:
     placements = tuple(repr(placement) for placement in tensor.placements)
-    return Layout(tuple(tensor.shape), *_form(tensor.device_mesh), placements)
-
-
-@functools.cache  # a mesh makes its tensor of ranks anew for everyone who asks
-def _form(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    ranks = mesh.mesh
-    return tuple(ranks.shape), tuple(int(rank) for rank in ranks.reshape(-1).tolist())
+    return Layout(tuple(tensor.shape), *recorder.form_of(tensor.device_mesh), placements)
 
 
 def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:

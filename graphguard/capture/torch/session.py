@@ -7,65 +7,36 @@ import gc
 import os
 import pickle
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-import torch._dynamo  # meta kernels import it on first use: once here, rather than in every fork
-from torch.distributed.tensor.placement_types import Replicate
-from torch.utils import _pytree as pytree
+import torch._dynamo  # noqa: F401 # meta kernels import it on first use: once here, rather than in every fork
 
-from graphguard.capture.front import Captured, Progress
+from graphguard.capture.front import Captured, Progress, are_ranks_apart
 from graphguard.capture.torch import adapters
+from graphguard.capture.torch.child import record_rank, record_sequential
 from graphguard.capture.torch.escapes.ambient import Ambient
 from graphguard.capture.torch.isolate import run_isolated
-from graphguard.capture.torch.program import Program, flat_inputs, record_outputs
-from graphguard.capture.torch.record.recorder import Recorder
-from graphguard.capture.torch.relation.inputs import Input, check_placements, localise
-from graphguard.capture.torch.sources import is_user_file
-from graphguard.capture.torch.world import ranks
+from graphguard.capture.torch.lanes.classes import ByClass, capture_classes
+from graphguard.capture.torch.program import Program
+from graphguard.capture.torch.relation.inputs import Input
+from graphguard.capture.torch.subject import Subject
 from graphguard.capture.torch.world.objects import ObjectExchange, ObjectsMissing, Sent
 from graphguard.errors import (
     CaptureError,
     GraphGuardError,
-    InternalError,
     MismatchError,
     ProgramError,
-    UsageError,
     first_line,
 )
 from graphguard.graph import json as graph_json
 from graphguard.graph.ir import Graph, Mesh, Source
 from graphguard.graph.matching import first_mismatch, join, made_by_some
-from graphguard.graph.prune import prune, settled
+from graphguard.graph.prune import settled
+from graphguard.graph.rank_class import same_graph
 from graphguard.graph.wellformed import require_wellformed
 from graphguard.scope import known_lemmas
-
-LocalInputs = Callable[[dict[str, torch.Tensor], dict[str, int]], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Two programs and the input relation between them."""
-
-    sequential: Program
-    distributed: Program
-    mesh: Mesh
-    inputs: Mapping[str, Input]
-    local_inputs: LocalInputs | None = None
-    opaque: frozenset[str] | None = None  # operators with a lemma, which are not looked into; None: those of the process
-
-    def check(self) -> None:
-        for name, spec in self.inputs.items():
-            if not isinstance(spec, Input):
-                raise UsageError(f"input {name!r} is {type(spec).__name__}; write gg.Input(shape, placement)")
-            if self.local_inputs is not None and (spec.local or not isinstance(spec.placement, Replicate)):
-                raise UsageError(f"input {name!r} has a placement beside local_inputs=, which already says what ranks get")
-            check_placements(name, spec, self.mesh)
-        self.sequential.check(list(self.inputs))
-        self.distributed.check(list(self.inputs) if self.local_inputs is None else None)
 
 
 def capture_sequential(program: Program, inputs: Mapping[str, Input], *, use_cache: bool = True) -> Graph:
@@ -93,6 +64,7 @@ class Take(NamedTuple):
     turn: int = 0
 
 
+BY_CLASS_FROM = 5  # ranks: of fewer, as many processes are needed for a class and its witnesses
 # If two captures of one program differ, no graph speaks for it. These are captured twice whatever they ask for, in case it is
 # for something that is not known to differ between processes.
 CAPTURED_TWICE: tuple[Take, ...] = (Take(None, 1), Take(0, 1))
@@ -107,16 +79,19 @@ def capture(
     accept_unstable: bool = False,
 ) -> Captured:
     """All graphs of a check. Each program is recorded from the state that this process has now. Graphs that `accept_unstable`
-    lets through hold for one state of each rank's process: they may refute, and verify nothing."""
+    lets through hold for one state of each rank's process: they may refute, and verify nothing. Where ranks are many, those
+    that do the same are captured at once, unless they are wanted apart."""
     begun = time.perf_counter()
     subject.check()
     world = subject.mesh.size
+    options = (progress, use_cache, workers)
+    by_class = None if are_ranks_apart() or world < BY_CLASS_FROM else capture_classes(subject, use_cache, workers)
+    answers: dict[Take, _Answer] = {}
+    if by_class is not None and by_class.classes:
+        answers = _with_witnesses(subject, by_class, options)
     once = [Take(None), *map(Take, range(world))]
-    known: Sent = {}
-    answers = capture_takes(subject, [*once, *CAPTURED_TWICE], progress, use_cache, workers, known)
-    again = [Take(rank, 1) for rank, _ in once if answers[Take(rank)].asked and Take(rank, 1) not in answers]
-    if again:
-        answers |= capture_takes(subject, again, progress, use_cache, workers, known)
+    if by_class is None or by_class.why_not is not None:
+        answers = _capture_each(subject, once, options)
     different = next((_difference(take.rank, answers) for take in once if _differs(take.rank, answers)), None)
     sequential = answers[Take(None)].graphs[0]
     relations, graphs = map(list, zip(*(answers[Take(rank)].graphs for rank in range(world)), strict=True))
@@ -124,6 +99,8 @@ def capture(
     if not joint.findings:  # only now, as what a module's constructor sends must fit together too
         joint = settled(joint)
     captured = Captured(sequential, graphs, relations, joint, time.perf_counter() - begun)
+    if by_class is not None:
+        captured.classes, captured.by_rank = len(by_class.classes) or None, by_class.why_not
     if different is not None:
         if not accept_unstable or _differs(None, answers):
             raise CaptureError(different)
@@ -131,6 +108,35 @@ def capture(
     assumed = {a for graph in [sequential, *relations, *graphs] for a in graph.assumptions}
     captured.assumptions = sorted(assumed if left_out is None else {*assumed, left_out})
     return captured
+
+
+_Options = tuple[Progress | None, bool, int | None]  # as `capture_takes` has them
+
+
+def _capture_each(subject: Subject, once: list[Take], options: _Options) -> dict[Take, _Answer]:
+    """Every one of these, and again those that ask for what differs between processes."""
+    known: Sent = {}
+    answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known)
+    again = [Take(rank, 1) for rank, _ in once if answers[Take(rank)].asked and Take(rank, 1) not in answers]
+    return answers | capture_takes(subject, again, *options, known) if again else answers
+
+
+def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> dict[Take, _Answer]:
+    """The graphs of all ranks, by classes. The first and the last rank of each class are captured by themselves, too: where
+    one is another program than its class says, or cannot be captured, the classes say nothing."""
+    witnesses = sorted({0} | {int(each.ranks[end]) for each in by_class.classes for end in (0, -1)})
+    try:
+        answers = _capture_each(subject, [Take(None), *map(Take, witnesses)], options)
+    except GraphGuardError as error:  # which is told as it is of all ranks
+        by_class.give_up(first_line(error))
+        return {}
+    graphs = by_class.graphs()
+    for rank in witnesses:
+        alone = answers[Take(rank)]
+        if alone.sent or not all(map(same_graph, graphs[rank], alone.graphs)):
+            by_class.give_up(f"rank {rank} alone is captured as another program")
+            return {}
+    return {Take(rank): _Answer(pair, [], {}, True) for rank, pair in graphs.items()} | answers
 
 
 def _differs(rank: int | None, answers: dict[Take, _Answer]) -> bool:
@@ -228,9 +234,9 @@ def _task(subject: Subject, take: Take, holders: adapters.Holders, known: Sent, 
         objects = ObjectExchange(known)
         try:
             if rank is None:
-                graphs = [_sequential(subject, holders, ambient, use_cache)]
+                graphs = [record_sequential(subject, holders, ambient, use_cache)]
             else:
-                graphs = _rank(subject, rank, holders, ambient, objects, use_cache)
+                graphs = record_rank(subject, rank, holders, ambient, objects, use_cache)
         except ObjectsMissing as missing:
             return pickle.dumps(_Answer([missing.before] if missing.before else [], [], objects.sent, False))
         for graph in graphs:
@@ -241,124 +247,6 @@ def _task(subject: Subject, take: Take, holders: adapters.Holders, known: Sent, 
         return pickle.dumps(_Answer(graphs, texts, objects.sent, True, ambient.asked), pickle.HIGHEST_PROTOCOL)
 
     return task
-
-
-# ---------------------------------------------------------------------- in the child
-def _sequential(subject: Subject, holders: adapters.Holders, ambient: Ambient, use_cache: bool) -> Graph:
-    ranks.leave_any_group()
-    recorder = Recorder(Graph("sequential"), use_cache=use_cache, opaque=subject.opaque or ())
-    adapters.adjust(recorder, holders)
-    ambient.vary(holders)
-    inputs = {name: recorder.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
-    return _record(subject.sequential, recorder, inputs, None, "the sequential program")
-
-
-def _rank(
-    subject: Subject, rank: int, holders: adapters.Holders, ambient: Ambient, objects: ObjectExchange, use_cache: bool
-) -> list[Graph]:
-    mesh = ranks.become_rank(rank, subject.mesh)
-    relation = Recorder(Graph(f"inputs of rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
-    graph = Graph(f"rank {rank}", mesh=subject.mesh, rank=rank)
-    recorder = Recorder(graph, use_cache=use_cache, opaque=subject.opaque or ())
-    adapters.adjust(recorder, holders, objects)
-    ambient.vary(holders)
-    local = _local_inputs(subject, rank, relation)
-    relation.graph.outputs = {name: relation.value(tensor) for name, tensor in flat_inputs(local).items()}
-    prune(relation.graph)
-    fresh = _fresh_inputs(recorder, local)
-    if subject.local_inputs is not None:
-        subject.distributed.check(list(fresh))
-    return [relation.graph, _record(subject.distributed, recorder, fresh, mesh, f"rank {rank}")]
-
-
-def _local_inputs(subject: Subject, rank: int, relation: Recorder) -> dict[str, Any]:
-    """Trace how the sequential inputs become this rank's."""
-    coordinate = subject.mesh.coordinate(rank)
-    full = {name: relation.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
-
-    def part(tensor: torch.Tensor, key: str, index: int, count: int) -> torch.Tensor:
-        relation.locate()
-        value = relation.new_value(tensor.shape, tensor.dtype)
-        relation.emit("gg.part", (relation.value(tensor), key, index, count), {}, (value,))
-        fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        relation.aliases.bind(fresh, value)
-        return fresh
-
-    def trace() -> dict[str, Any]:
-        with relation:
-            if subject.local_inputs is None:
-                return {
-                    name: localise(name, full[name], spec, subject.mesh, coordinate, part)
-                    for name, spec in subject.inputs.items()
-                }
-            local = subject.local_inputs(dict(full), dict(coordinate))
-            if not isinstance(local, Mapping):
-                raise UsageError(f"local_inputs= returned {type(local).__name__}, not a dict of inputs")
-            return dict(local)
-
-    return _guarded(trace, relation, f"the input relation of rank {rank}")  # type: ignore[no-any-return]
-
-
-def _fresh_inputs(recorder: Recorder, local: dict[str, Any]) -> dict[str, Any]:
-    """New, contiguous tensors of the local inputs' shapes; what is not a tensor stays."""
-    names = iter(flat_inputs(local))
-
-    def fresh(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return recorder.tensor_input(next(names), leaf.shape, leaf.dtype)
-
-    return pytree.tree_map(fresh, local)  # type: ignore[no-any-return]
-
-
-def _record(program: Program, recorder: Recorder, inputs: dict[str, Any], mesh: Any, who: str) -> Graph:
-    def run() -> None:
-        record_outputs(recorder, program.run(recorder, inputs, mesh))
-
-    recorder.is_program = True
-    try:
-        _guarded(run, recorder, who)
-    except (ProgramError, ObjectsMissing) as error:
-        talk = [node for node in recorder.graph.nodes if node.communicates]
-        error.before = Graph(recorder.graph.name, nodes=talk, mesh=recorder.graph.mesh, rank=recorder.graph.rank)
-        raise
-    prune(recorder.graph)
-    return recorder.graph
-
-
-def _guarded(function: Callable[[], Any], recorder: Recorder, who: str) -> Any:
-    """Run code of the user's, and turn what it raises into one sentence with the user's own frames."""
-    try:
-        result = function()
-    except (UsageError, InternalError):
-        raise
-    except (ObjectsMissing, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        if recorder.failure is not None:
-            raise recorder.failure.located(who) from None
-        if isinstance(error, CaptureError):  # of another recorder's: what an input relation must not do
-            raise error.located(who) from None
-        raise _program_error(error, who) from None
-    if recorder.failure is not None:  # the program caught our error and went on: what it did then is not its real path
-        raise recorder.failure.located(who)
-    return result
-
-
-def _program_error(error: BaseException, who: str) -> ProgramError:
-    frames = tuple(
-        (frame.filename, frame.lineno or 0, frame.name)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if is_user_file(frame.filename)
-    )
-    where = f" at {Source(*frames[-1][:2])} in {frames[-1][2]}" if frames else ""
-    if isinstance(error, SystemExit):
-        return ProgramError(f"{who} called sys.exit(){where}", frames)
-    text = first_line(error)
-    if "expected device cpu but got meta" in text:
-        text = ("a gradient is taken of a tensor from outside the program, which is a constant here; pass it as an input, or "
-                "create the module inside the program")  # fmt: skip
-    return ProgramError(f"{who} raised {type(error).__name__}{where}: {text}", frames)
 
 
 def _difference(rank: int | None, answers: dict[Take, _Answer]) -> str:

@@ -58,17 +58,6 @@ class Cell:
         self.key = geometry[1:4]
 
 
-def geometry_of(tensor: torch.Tensor) -> Geometry:
-    return (
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
-
-
 class AliasTable:
     """All storages seen. `emit(call, operands)` appends a node and gives its value; `adopt(tensor)` gives the value of a
     tensor that no recorded operation made: a constant, or an error."""
@@ -80,6 +69,18 @@ class AliasTable:
     ):
         self._emit, self._adopt = emit, adopt
         self._storages: dict[int, Storage] = {}
+
+    @staticmethod
+    def geometry_of(tensor: torch.Tensor) -> Geometry:
+        """The window of its storage that a tensor shows."""
+        return (
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         return self._storages.get(tensor.untyped_storage()._cdata)
@@ -95,7 +96,7 @@ class AliasTable:
             raise CaptureError(f"tensors of layout {layout} are not modelled; use a dense tensor (`.to_dense()`)") from None
         if storage is None:
             return self._first_sight(tensor)
-        geometry = geometry_of(tensor)
+        geometry = self.geometry_of(tensor)
         cell = storage.cells.get(geometry)
         return cell if cell is not None else self._unseen_window(storage, geometry)
 
@@ -151,7 +152,7 @@ class AliasTable:
         """A tensor over fresh memory holds this value."""
         untyped = tensor.untyped_storage()
         storage = self._storages[untyped._cdata] = Storage(untyped)
-        geometry = geometry_of(tensor)
+        geometry = self.geometry_of(tensor)
         cell = storage.root = storage.cells[geometry] = Cell(storage, geometry, value, None, None)
         return cell
 
@@ -161,7 +162,7 @@ class AliasTable:
             self.cell(outputs[0])
             return
         known = base.storage.cells
-        geometries = [geometry_of(output) for output in outputs]
+        geometries = [self.geometry_of(output) for output in outputs]
         if all(geometry in known for geometry in geometries):
             return
         shapes = [tuple(output.shape) for output in outputs]

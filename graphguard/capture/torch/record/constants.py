@@ -21,8 +21,8 @@ class NotConstant(Exception):
 class ConstantFolder:
     """Evaluates slices of the graph on demand, each node at most once."""
 
-    def __init__(self, graph: Graph):
-        self._graph, self.kernels = graph, Kernels()
+    def __init__(self, graph: Graph, kernels: Kernels):
+        self._graph, self.kernels = graph, kernels
         self._known: dict[Value, torch.Tensor] = {}
         self._definitions: dict[Value, Node] = {}
         self._indexed = 0

@@ -10,13 +10,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from graphguard.aten.kernels import constant_of, tensors_in
+from graphguard.aten.kernels import Kernels, constant_of, tensors_in
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.torch.escapes.device import is_meta
 from graphguard.capture.torch.escapes.memory import address_of
-from graphguard.capture.torch.record.aliasing import AliasTable, Cell, geometry_of
+from graphguard.capture.torch.record.aliasing import AliasTable, Cell
 from graphguard.capture.torch.record.bodies import NotTraced, require_declared, trace_body
 from graphguard.capture.torch.record.constants import ConstantFolder, NotConstant
 from graphguard.capture.torch.record.invocation import Invocation
@@ -45,6 +46,9 @@ class Recorder(TorchDispatchMode):
     """Appends to `graph` while it is entered. Tensors of the program carry no data; see `tensor_input`."""
 
     supports_higher_order_operators = True  # in that they are refused in our words
+    by_class = False  # whether it is recorded for many ranks at once
+    _aliases: type[AliasTable] = AliasTable
+    _kernels: type[Kernels] = Kernels
 
     def __init__(self, graph: Graph, *, use_cache: bool = True, opaque: Collection[str] = ()):
         super().__init__()
@@ -52,8 +56,8 @@ class Recorder(TorchDispatchMode):
         self.opaque = opaque  # operators with a lemma
         self.bodies: list[Operator] = []  # of operators that are being recorded
         self.sources = SourceTracker()
-        self.aliases = AliasTable(self._emit_call, self._adopt)
-        self.constants = ConstantFolder(graph)
+        self.aliases = self._aliases(self._emit_call, self._adopt)
+        self.constants = ConstantFolder(graph, self._kernels())
         self.races = RaceDetector(graph)
         self.random_state = RandomState()
         self.assumptions: dict[str, None] = {}
@@ -64,6 +68,7 @@ class Recorder(TorchDispatchMode):
         self.coalesced: int | None = None  # the work id of a block of communication that is started as one
         self.results: dict[int, list[torch.Tensor]] = {}  # what each work fills, for those who ask for its future
         self._next_value = 0
+        self._forms: dict[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._asked_device = False
         self._names_devices = False  # whether the program named a device other than the CPU
         self._where: tuple[Source | None, bool] = (None, False)
@@ -147,6 +152,17 @@ class Recorder(TorchDispatchMode):
         value = self.new_value(shape, dtype)
         self.emit(call.op, (*operands, *call.args), {}, (value,))
         return value
+
+    def number(self, number: int) -> Arg:
+        """A whole number as an argument of a node."""
+        return number
+
+    def form_of(self, mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of a mesh, and its ranks."""
+        if mesh not in self._forms:  # which makes its tensor of ranks anew for everyone who asks
+            ranks = mesh.mesh
+            self._forms[mesh] = tuple(ranks.shape), tuple(int(rank) for rank in ranks.reshape(-1).tolist())
+        return self._forms[mesh]
 
     def assume(self, statement: str) -> None:
         self.assumptions[statement] = None
@@ -273,7 +289,7 @@ class Recorder(TorchDispatchMode):
         """The window that an operator has written. `out=` tensors of another size are resized by torch: fine for an empty
         one, which has nothing to lose."""
         storage = self.aliases.storage_of(tensor)
-        cell = None if storage is None else storage.cells.get(geometry_of(tensor))
+        cell = None if storage is None else storage.cells.get(self.aliases.geometry_of(tensor))
         if cell is not None and cell in arguments:
             return cell
         before = [argument for argument in arguments if argument.storage is storage]

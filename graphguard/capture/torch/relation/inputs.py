@@ -155,21 +155,25 @@ def localise(
         if not isinstance(local, torch.Tensor):
             raise UsageError(f"input {name!r}: local= returned {type(local).__name__}, not a tensor")
         return local
-    tensor, key = full, name
+    tensor, before = full, list[str]()
     for axis, placement in placements_by_axis(name, spec.placement, mesh).items():
         index, count = coordinate[axis], dict(mesh.axes)[axis]
         if isinstance(placement, own.Shard):
             tensor = chunk(tensor, placement.dim, index, count)
         elif isinstance(placement, own.Partial):
-            tensor = part(tensor, f"{key}/{axis}", index, count)
+            key = "/".join([name, *(f"{each}={coordinate[each]}" for each in before), axis])
+            tensor = part(tensor, key, index, count)
         if placement != own.REPLICATE:
-            key = f"{key}/{axis}={index}"
+            before.append(axis)
     return tensor
 
 
 def chunk(tensor: torch.Tensor, dim: int, index: int, count: int) -> torch.Tensor:
     """A rank's piece along a dim."""
-    start, stop = own.piece(tensor.shape[dim], index, count)
+    size = tensor.shape[dim]
+    if size % count == 0:  # arithmetic alone, which holds for many ranks at once
+        return tensor.narrow(dim, index * (size // count), size // count)
+    start, stop = own.piece(size, index, count)
     return tensor.narrow(dim, start, stop - start)
 
 

@@ -14,7 +14,8 @@ from graphguard.aten.operators import DTYPES
 from graphguard.capture.front import Captured
 from graphguard.capture.torch.program import FunctionProgram
 from graphguard.capture.torch.relation.inputs import Input, placements_by_axis
-from graphguard.capture.torch.session import Subject, capture
+from graphguard.capture.torch.session import capture
+from graphguard.capture.torch.subject import Subject
 from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError
 from graphguard.graph.ir import Graph, Mesh, Value
 from graphguard.graph.placement import Partial, Placement, Shard

@@ -14,8 +14,8 @@ from graphguard.capture.front import Captured
 from graphguard.capture.torch.program import PARAMETERS, FunctionProgram
 from graphguard.capture.torch.relation.inputs import Coordinate, Input, localise, placement_of
 from graphguard.capture.torch.relation.layouts import has_sums, part_of, placements_on, text_of, unknown
-from graphguard.capture.torch.session import Subject
 from graphguard.capture.torch.session import capture as capture_subject
+from graphguard.capture.torch.subject import Subject
 from graphguard.errors import UsageError
 from graphguard.graph.ir import MARKED, Graph, Layout, Mesh
 from graphguard.graph.placement import REPLICATE, Partial, Placement, Shard

@@ -48,6 +48,8 @@ class Group(tuple[int, ...]):
 
 def group_of(given: Any) -> Group:
     """A group, given by its name, as a ProcessGroup, or in the boxed form that operators receive."""
+    if _Lookup.of_many_ranks is not None:
+        return _Lookup.of_many_ranks(given)  # type: ignore[no-any-return]
     if isinstance(given, str):
         given = dist.distributed_c10d._resolve_process_group(given)
     elif isinstance(given, torch.ScriptObject):
@@ -55,6 +57,16 @@ def group_of(given: Any) -> Group:
     group = Group(dist.get_process_group_ranks(given))
     group.channel = _channel(tuple(group), given.group_name)
     return group
+
+
+class _Lookup:
+    """Of this process: who knows the groups where it stands for many ranks."""
+
+    of_many_ranks: Callable[[Any], Any] | None = None
+
+
+def look_groups_up_with(lookup: Callable[[Any], Any]) -> None:
+    _Lookup.of_many_ranks = staticmethod(lookup)
 
 
 _names: dict[tuple[int, ...], list[str]] = {}  # of the groups over the same ranks, those that are destroyed too
@@ -71,6 +83,8 @@ def _channel(ranks: tuple[int, ...], name: str) -> int:
 def know_groups() -> None:
     """Count the groups that there are when the program begins, and no others: the world, and those of its mesh."""
     _names.clear()
+    if _Lookup.of_many_ranks is not None:
+        return
     for group, name in dist.distributed_c10d._world.pg_names.items():
         _channel(tuple(dist.get_process_group_ranks(group)), name)
 
@@ -81,6 +95,8 @@ def make_group(recorder: Recorder, ranks: Sequence[int], name: str) -> None:
     recorder.locate()
     _require_program(recorder, "makes a group of ranks")
     recorder.emit(NEW_GROUP, (), {"group": tuple(group), "name": name, "work": work}, ())
+    if recorder.by_class:
+        return  # which of the ranks wait, `RankClass` knows
     if recorder.graph.rank in group:
         _channel(tuple(group), name)
         wait(recorder, work)

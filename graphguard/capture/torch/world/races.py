@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from graphguard.graph.findings import Finding
 from graphguard.graph.ir import Graph, Source
 
@@ -90,17 +92,21 @@ def overlap(a: Cell, b: Cell) -> bool:
 
 
 def span(cell: Cell) -> tuple[int, int]:
-    """The first and the last byte of a window; empty if last < first."""
+    """The first and the last byte of a window, on any rank that it is of; empty if last < first."""
     offset, shape, strides, dtype, *_ = cell.geometry
     if 0 in shape:
         return 0, -1
+    first, last = (offset, offset) if isinstance(offset, int) else (int(offset.numbers.min()), int(offset.numbers.max()))
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return offset * dtype.itemsize, (offset + reach + 1) * dtype.itemsize - 1
+    return first * dtype.itemsize, (last + reach + 1) * dtype.itemsize - 1
 
 
 def windows_overlap(a: Geometry, b: Geometry) -> bool:
-    """Whether two windows of one storage have a byte in common: whether the distance between their first bytes is a sum of
-    multiples of their strides, each multiple within the bounds that the sizes set."""
+    """Whether two windows of one storage have a byte in common, on any rank that they are of: whether the distance between
+    their first bytes is a sum of multiples of their strides, each multiple within the bounds that the sizes set."""
+    if not isinstance(a[0], int) or not isinstance(b[0], int):
+        pairs = np.unique(np.stack(np.broadcast_arrays(*(getattr(w[0], "numbers", w[0]) for w in (a, b))), axis=-1), axis=0)
+        return any(windows_overlap((one, *a[1:]), (other, *b[1:])) for one, other in np.atleast_2d(pairs).tolist())
     if 0 in a[1] or 0 in b[1]:
         return False
     bounds: dict[int, tuple[int, int]] = {}

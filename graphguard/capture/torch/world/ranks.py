@@ -31,11 +31,15 @@ def leave_any_group() -> None:
 
 def become_rank(rank: int, mesh: Mesh) -> DeviceMesh:
     """Initialise torch.distributed as the given rank, and lay out its mesh."""
+    become_rank_of_world(rank, mesh)
+    return init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+
+
+def become_rank_of_world(rank: int, mesh: Mesh) -> None:
     leave_any_group()
     forget_other_ranks()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(mesh.size), LOCAL_WORLD_SIZE=str(mesh.size))
     dist.init_process_group("cpu:fake,cuda:fake,meta:fake", rank=rank, world_size=mesh.size, store=FakeStore())
-    return init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
 
 
 def forget_other_ranks() -> None:

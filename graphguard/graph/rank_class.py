@@ -1,0 +1,213 @@
+"""Ranks that one graph stands for: where they differ, an argument is one number per rank, or one group per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from graphguard.graph.collectives import NEW_GROUP, WAIT
+from graphguard.graph.ir import Graph, Layout, Node, Value
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+class PerRank:
+    """One whole number per rank, as an argument of a node. Equal ones are equal arguments."""
+
+    __slots__ = ("key", "numbers")
+
+    def __init__(self, numbers: Numbers):
+        self.numbers = np.ascontiguousarray(numbers, dtype=np.int64)
+        self.key = self.numbers.tobytes()
+
+    def at(self, place: int) -> int:
+        return int(self.numbers[place])
+
+    def kept(self, places: Numbers) -> int | PerRank:
+        """That of some of the ranks; one number if they all have it."""
+        numbers = self.numbers[places]
+        return int(numbers[0]) if (numbers == numbers[0]).all() else PerRank(numbers)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is PerRank and self.key == other.key
+
+    def __repr__(self) -> str:
+        first = ", ".join(map(str, self.numbers[:4]))
+        return f"<{first}, .. {self.numbers[-1]}>" if len(self.numbers) > 4 else f"<{first}>"
+
+    def __reduce__(self) -> Any:
+        return PerRank, (self.numbers,)
+
+
+class Groups:
+    """One group per rank: the members of all of them, a row each, and which row each rank's is."""
+
+    __slots__ = ("members", "rows")
+
+    def __init__(self, members: Numbers, rows: Numbers):
+        self.members, self.rows = members, rows
+
+    @property
+    def size(self) -> int:
+        return int(self.members.shape[1])
+
+    def at(self, place: int) -> tuple[int, ...]:
+        return tuple(self.members[self.rows[place]].tolist())
+
+    def kept(self, places: Numbers) -> Groups:
+        return Groups(self.members, self.rows[places])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Groups):
+            return False
+        return np.array_equal(self.members, other.members) and np.array_equal(self.rows, other.rows)
+
+    def __hash__(self) -> int:
+        return hash(self.rows.tobytes())
+
+    def __reduce__(self) -> Any:
+        return Groups, (self.members, self.rows)
+
+
+@dataclass
+class RankClass:
+    """`relation` says which inputs the ranks have, `graph` what they do with them."""
+
+    ranks: Numbers
+    relation: Graph
+    graph: Graph
+
+    def at(self, rank: int) -> list[Graph]:
+        """What a capture of that rank alone gives: its input relation, and its program."""
+        (place,) = np.flatnonzero(self.ranks == rank)
+        return [_at(self.relation, int(place), rank, "inputs of rank"), _at(self.graph, int(place), rank, "rank")]
+
+    def keep(self, places: Numbers) -> None:
+        """Leave the other ranks to other classes."""
+        self.ranks = self.ranks[places]
+        known: dict[int, Any] = {}
+
+        def kept(arg: Any) -> Any:
+            if id(arg) not in known:
+                known[id(arg)] = arg.kept(places), arg  # alive, so that its id is its own
+            return known[id(arg)][0]
+
+        for graph in (self.relation, self.graph):
+            _change(graph, kept)
+
+
+class _Copies(dict[Value, Value]):
+    """New values for others. Random numbers that nothing uses have a state, and are no longer in the graph."""
+
+    def __missing__(self, value: Value) -> Value:
+        made = self[value] = Value(value.id, value.shape, value.dtype)
+        return made
+
+
+def _at(graph: Graph, place: int, rank: int, name: str) -> Graph:
+    """A graph of its own: values and nodes are told apart by their identity."""
+    own = _Copies()
+
+    def alone(arg: Any) -> Any:
+        kind = type(arg)
+        if kind is Value:
+            return own[arg]
+        if kind is tuple:
+            return tuple([alone(item) for item in arg])
+        return arg.at(place) if kind is PerRank or kind is Groups else arg
+
+    def part(layouts: dict[str, Layout]) -> dict[str, Layout]:
+        return {path: layout._replace(mesh_ranks=alone(layout.mesh_ranks)) for path, layout in layouts.items()}
+
+    nodes: list[Node] = []
+    built = 0
+    for position, node in enumerate(graph.nodes):
+        kwargs = {key: alone(arg) for key, arg in node.kwargs.items()} if node.kwargs else {}
+        if kwargs.get("channel") == 0:  # which is not written
+            del kwargs["channel"]
+        outputs = tuple([own[value] for value in node.outputs])
+        nodes.append(Node(node.op, alone(node.args), kwargs, outputs, node.source, node.backward, node.writes))
+        if node.op == NEW_GROUP and rank in kwargs["group"]:
+            nodes.append(Node(WAIT, (), {"work": kwargs["work"]}, (), node.source, node.backward))
+        built = len(nodes) if position < graph.built else built
+    return replace(
+        graph,
+        name=f"{name} {rank}",
+        rank=rank,
+        inputs={key: own[value] for key, value in graph.inputs.items()},
+        outputs={path: value and own[value] for path, value in graph.outputs.items()},
+        nodes=nodes,
+        constants={own[value]: constant for value, constant in graph.constants.items()},
+        layouts=part(graph.layouts),
+        input_layouts=part(graph.input_layouts),
+        ties=dict(graph.ties),
+        states={own[value]: state for value, state in graph.states.items()},
+        findings=[],
+        built=built,
+    )
+
+
+def _change(graph: Graph, change: Callable[[Any], Any]) -> None:
+    graph.nodes = [_changed(node, change) for node in graph.nodes]
+    graph.layouts = {path: _layout(layout, change) for path, layout in graph.layouts.items()}
+    graph.input_layouts = {path: _layout(layout, change) for path, layout in graph.input_layouts.items()}
+
+
+def _changed(node: Node, change: Callable[[Any], Any]) -> Node:
+    """The same node with other arguments where they are of many ranks; the very same one where none is."""
+    args, kwargs = _mapped(node.args, change), {key: _mapped(arg, change) for key, arg in node.kwargs.items()}
+    if args is node.args and all(kwargs[key] is arg for key, arg in node.kwargs.items()):
+        return node
+    return Node(node.op, args, kwargs, node.outputs, node.source, node.backward, node.writes)
+
+
+def _mapped(arg: Any, change: Callable[[Any], Any]) -> Any:
+    kind = type(arg)
+    if kind is PerRank or kind is Groups:
+        return change(arg)
+    if kind is not tuple:
+        return arg
+    items = tuple([_mapped(item, change) for item in arg])
+    return arg if all(mine is its for mine, its in zip(items, arg, strict=True)) else items
+
+
+def _layout(layout: Layout, change: Callable[[Any], Any]) -> Layout:
+    return layout._replace(mesh_ranks=_mapped(layout.mesh_ranks, change))
+
+
+def same_graph(one: Graph, other: Graph) -> bool:
+    """Whether two graphs are equal but for the names of their values and works."""
+    return bool(_signature(one) == _signature(other))
+
+
+def _signature(graph: Graph) -> Any:
+    number = {value: place for place, value in enumerate(graph.values())}
+    works: dict[Any, int] = {}
+
+    def named(arg: Any) -> Any:
+        if type(arg) is Value:
+            return f"%{number[arg]}"
+        if type(arg) is PerRank or type(arg) is Groups:
+            return arg
+        return tuple([named(item) for item in arg]) if type(arg) is tuple else (type(arg).__name__, repr(arg))
+
+    nodes = []
+    for node in graph.nodes:
+        kwargs = {key: works.setdefault(arg, len(works)) if key == "work" else named(arg) for key, arg in node.kwargs.items()}
+        outputs = [(number[value], value.shape, value.dtype) for value in node.outputs]
+        nodes.append((node.op, named(node.args), kwargs, outputs, node.source, node.backward, node.writes))
+    return (
+        nodes,
+        [(name, value.shape, value.dtype) for name, value in graph.inputs.items()],
+        [(path, value and number[value]) for path, value in graph.outputs.items()],
+        [(number[value], constant) for value, constant in graph.constants.items()],
+        [(number.get(value), state) for value, state in graph.states.items()],
+        (graph.layouts, graph.input_layouts, graph.ties, graph.built, graph.rank, graph.mesh),
+        (graph.assumptions, graph.findings),
+    )

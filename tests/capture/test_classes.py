@@ -1,0 +1,382 @@
+"""Ranks that are captured at once: each of them is what a capture of it alone gives, or they are captured one by one."""
+
+import copy
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import graphguard as gg
+from graphguard import Replicate, Shard
+from graphguard.api import capture_function
+from graphguard.capture.front import ranks_apart
+from graphguard.capture.torch.lanes import classes
+from graphguard.capture.torch.lanes.number import LaneNode
+from graphguard.capture.torch.lanes.run import NotByClasses, Run
+from graphguard.graph.collectives import NEW_GROUP
+from graphguard.graph.rank_class import Groups, PerRank, RankClass, same_graph
+
+MESH = {"a": 3, "b": 2}
+X = {"x": gg.Input((12, 6))}
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_classes(monkeypatch):
+    monkeypatch.setattr(classes, "_RUNS_OF_A_CLASS", 0)
+
+
+def captured(program, inputs=None, mesh=None):
+    return capture_function(lambda x, **more: x * 1, program, mesh=mesh or MESH, inputs=inputs or X)
+
+
+def compared(program, inputs=None, mesh=None):
+    """A capture by classes, after each of its ranks was compared with a capture of it alone."""
+    at_once = captured(program, inputs, mesh)
+    with ranks_apart():
+        alone = captured(program, inputs, mesh)
+    assert alone.classes is None
+    for one, other in zip([*at_once.relations, *at_once.ranks], [*alone.relations, *alone.ranks], strict=True):
+        assert same_graph(one, other), f"{one}\n{other}"
+    assert at_once.assumptions == alone.assumptions
+    return at_once
+
+
+# ---------------------------------------------------------------------- what is the same for all
+def narrow(x):
+    return x.narrow(0, 2 * dist.get_rank(), 2)
+
+
+def sliced(x):
+    rank = dist.get_rank()
+    return x[2 * rank : 2 * rank + 2] * 2
+
+
+def negative(x):
+    return x[-1 - dist.get_rank()]
+
+
+def chunk(x):
+    return x.chunk(6)[dist.get_rank()] + 1
+
+
+def every_third(x):
+    return torch.cat(x.chunk(12)[dist.get_rank() % 2 :: 2])
+
+
+def element(x):
+    return x[:, dist.get_rank()] + x[dist.get_rank(), 0]
+
+
+def assigned(x):
+    y = torch.zeros(6, 4)
+    y[dist.get_rank()] = x[0, :4]
+    return y
+
+
+def window_of_a_window(x):
+    y = x.clone()
+    block = y[dist.get_rank() * 2 : dist.get_rank() * 2 + 2]
+    corner = block[1:].t()
+    corner.mul_(3.0)
+    block.sub_(1.0)
+    return y
+
+
+def positions(x):
+    return x * (torch.arange(2) + 2 * dist.get_rank()).sum()
+
+
+def mask(x):
+    return x * (torch.arange(12)[:, None] < (dist.get_rank() + 1) * 2)
+
+
+def full(x):
+    return x + torch.full((12, 6), dist.get_rank())
+
+
+def coordinates(x, mesh):
+    row, column = mesh.get_coordinate()
+    return x.narrow(0, row * 4 + column * 2, 2)
+
+
+def quotient_and_rest(x):
+    row, column = divmod(dist.get_rank(), 2)
+    return x.narrow(0, row * 4 + column * 2, 2)
+
+
+def copied(x):
+    return x.narrow(0, copy.deepcopy(dist.get_rank()), 1)
+
+
+def reduced(x, mesh):
+    y = x.clone()
+    dist.all_reduce(y, group=mesh.get_group("b"))
+    dist.broadcast(y, group=mesh.get_group("a"), group_src=1)
+    return y
+
+
+def ring(x):
+    world, rank, got = dist.get_world_size(), dist.get_rank(), torch.empty_like(x)
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x, (rank + 1) % world), dist.P2POp(dist.irecv, got, (rank - 1) % world)]
+    )
+    for work in works:
+        work.wait()
+    return got
+
+
+def groups_in_a_row(x):
+    own, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 4], [2, 5]])
+    y = x.clone()
+    dist.all_reduce(y, group=own)
+    return y
+
+
+def own_mesh(x):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 3), mesh_dim_names=("p", "q"))
+    y = x.clone()
+    dist.all_reduce(y, group=mesh.get_group("q"))
+    return y
+
+
+def dtensor(x, mesh):
+    return distribute_tensor(x, mesh, [Shard(0), Shard(1)]).redistribute(mesh, [Shard(0), Replicate()]).to_local()
+
+
+ONE_CLASS = [
+    narrow, sliced, negative, chunk, every_third, element, assigned, window_of_a_window, positions, mask, full, coordinates,
+    quotient_and_rest, copied, reduced, ring, groups_in_a_row, own_mesh,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ONE_CLASS, ids=lambda program: program.__name__)
+def test_all_ranks_are_captured_at_once(program):
+    assert compared(program).classes == 1
+
+
+def test_shards_and_parts_of_inputs_are_of_one_class():
+    inputs = {
+        "x": gg.Input((12, 6), {"a": Shard(0), "b": Shard(1)}),
+        "y": gg.Input((5,), {"b": gg.Partial()}),
+        "z": gg.Input((12,), local=lambda full, coord: full.chunk(3)[coord["a"]]),
+    }
+    assert compared(lambda x, y, z: x + y.sum() * z.sum(), inputs).classes == 1
+
+
+def test_ranks_with_pieces_of_another_size_are_another_class():
+    found = compared(lambda x: x * 2, {"x": gg.Input((11, 6), {"a": Shard(0)})})
+    assert found.classes == 2
+
+
+# ---------------------------------------------------------------------- what splits
+def on_first(x):
+    return x * 2 if dist.get_rank() == 0 else x * 3
+
+
+def stages(x, mesh):
+    return x.tanh() if mesh.get_local_rank("a") == 2 else x.relu() if mesh.get_local_rank("a") == 1 else x.exp()
+
+
+def key(x):
+    return x * {0: 5, 1: 6}.get(dist.get_rank(), 7)
+
+
+def text(x):
+    return x * len(f"{dist.get_rank() * 5}")
+
+
+def environment(x):
+    return x * (int(os.environ["RANK"]) + 1)
+
+
+def variable(x):
+    return x * int(os.getenv("LOCAL_RANK", "7"))
+
+
+def number(x):
+    return x * (dist.get_rank() * 0.5)
+
+
+def numpy_index(x):
+    return x[int(np.arange(8)[dist.get_rank()])]
+
+
+def read_back(x):
+    return x[: torch.arange(8)[dist.get_rank()].item() + 1]
+
+
+def pickled(x):
+    return x * pickle.loads(pickle.dumps(dist.get_rank()))
+
+
+def uneven(x):
+    return x.tensor_split(5)[min(dist.get_rank(), 4)]
+
+
+def bits(x):
+    return x * dist.get_rank().bit_length()
+
+
+def literal(x):
+    return x * torch.tensor([dist.get_rank(), 1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+def groups_by_hand(x):
+    for ranks in ([0, 1, 2], [3, 4, 5]):
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = group
+    y = x.clone()
+    dist.all_reduce(y, group=own)
+    return y
+
+
+SPLIT = {
+    on_first: 2, stages: 3, key: 6, text: 6, environment: 6, variable: 6, number: 6, numpy_index: 6, read_back: 6, pickled: 6,
+    uneven: 3, bits: 6, literal: 6, groups_by_hand: 6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", SPLIT, ids=lambda program: program.__name__)
+def test_ranks_that_answer_differently_are_captured_apart(program):
+    assert compared(program).classes == SPLIT[program]
+
+
+# ---------------------------------------------------------------------- what is captured one by one
+def sees_its_type(x):
+    return x * 2 if isinstance(dist.get_rank(), int) else x * 3
+
+
+def swallows_the_error(x):
+    try:
+        count = len(json.dumps({"rank": dist.get_rank()}))
+    except TypeError:
+        count = -1
+    return x * count
+
+
+def sends_objects(x):
+    found = [None] * 6
+    dist.all_gather_object(found, dist.get_rank())
+    return x * found[3]
+
+
+def draws(x):
+    return x * float(np.random.rand())
+
+
+def strided(x):
+    y = x.t()[:4].t()
+    dist.all_gather([torch.empty(12, 4) for _ in range(6)], y)
+    return y
+
+
+ONE_BY_ONE = {
+    sees_its_type: "rank 0 alone is captured as another program",
+    swallows_the_error: "rank 0 alone is captured as another program",
+    sends_objects: "the ranks of a group are gone through",
+    strided: "something that is told of one rank",
+}
+
+
+@pytest.mark.parametrize("program", ONE_BY_ONE, ids=lambda program: program.__name__)
+def test_what_is_not_for_many_ranks_is_captured_one_by_one(program):
+    found = compared(program)
+    assert found.classes is None
+    assert found.by_rank == ONE_BY_ONE[program]
+
+
+def test_what_differs_between_processes_is_told_of_a_rank():
+    with pytest.raises(gg.GraphGuardError, match=r"rank 0 is not deterministic: .*numpy's generator"):
+        captured(draws)
+
+
+def test_an_error_of_the_program_is_that_of_a_rank():
+    def raises(x):
+        if dist.get_rank() == 4:
+            raise ValueError("not here")
+        return x
+
+    with pytest.raises(gg.GraphGuardError, match=r"rank 4 raised ValueError.*not here"):
+        captured(raises)
+
+
+def test_more_classes_than_are_worth_it_are_captured_one_by_one(monkeypatch):
+    monkeypatch.undo()
+    assert captured(key).by_rank == "the ranks do at least 6 different things"
+    assert captured(on_first).classes == 2
+    assert captured(narrow, mesh={"a": 2, "b": 2}).by_rank is None  # few ranks are captured by themselves
+
+
+def test_a_report_says_how_many_classes_there_were():
+    def program(x):
+        y = x.sum(0)
+        dist.all_reduce(y)
+        return y
+
+    report = gg.verify(lambda x: x.sum(0), program, mesh=8, inputs={"x": gg.Input((16, 4), Shard(0))})
+    assert report.verified
+    assert report.stats["classes"] == 1 and "one_by_one" not in report.stats
+    with ranks_apart():
+        report = gg.verify(lambda x: x.sum(0), program, mesh=8, inputs={"x": gg.Input((16, 4), Shard(0))})
+    assert report.verified and report.stats["classes"] is None
+
+
+# ---------------------------------------------------------------------- modules
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 24, bias=False), nn.Linear(24, 8, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_module_of_dtensors(wrong):
+    def parallel(mesh):
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        return parallelize_module(Mlp(), mesh["tp"], plan)
+
+    def loss(model, x):
+        return model(x).square().mean() * (2 if wrong and dist.is_initialized() else 1)
+
+    report = gg.verify_model(
+        sequential=Mlp, distributed=parallel, step=gg.train_step(loss), mesh={"dp": 2, "tp": 4}, inputs={"x": gg.Input((4, 8))}
+    )
+    assert report.verdict == ("refuted" if wrong else "verified"), report
+    assert report.stats["classes"] == 2  # those that DTensor scatters from, and the others
+
+
+# ---------------------------------------------------------------------- the parts
+def test_no_lane_leaves_after_the_end():
+    run = Run(np.arange(4))
+    assert run.forced(np.array([1, 1, 2, 1]), "a test") == 1
+    assert run.active.tolist() == [0, 1, 3] and [ranks.tolist() for ranks in run.splits[0].ranks] == [[2]]
+    run.sealed = True
+    assert run.forced(np.array([5, 5, 6, 5]), "a test") == 5
+    with pytest.raises(NotByClasses, match="after the program has ended"):
+        run.forced(np.array([1, 1, 1, 2]), "a test")
+
+
+def test_a_number_of_lanes_has_no_number_of_its_own():
+    node = LaneNode(np.arange(4))
+    assert node.maybe_as_int() is None and not node.is_constant()
+    assert PerRank(np.arange(3)) == PerRank(np.arange(3)) != PerRank(np.arange(4))
+    assert PerRank(np.array([3, 3, 4])).kept(np.array([0, 1])) == 3
+
+
+def test_a_class_is_of_ranks_that_wait_for_their_own_groups_alone():
+    with ranks_apart():
+        alone = captured(groups_in_a_row)
+    assert any(node.op == NEW_GROUP for graph in alone.ranks for node in graph.nodes) is False  # dropped once they are matched
+    groups = Groups(np.array([[0, 3], [1, 4]]), np.array([1, 0]))
+    assert groups.at(0) == (1, 4) and groups.kept(np.array([1])).at(0) == (0, 3)
+    assert RankClass(np.arange(2), alone.relations[0], alone.ranks[0]).at(1)[1].rank == 1
