@@ -273,7 +273,8 @@ def _stats(report: ShownReport) -> list[Line]:
         return []
     stats = report.stats
     seconds = ", ".join(f"{name} {value:.2f} s" for name, value in stats["seconds"].items() if value is not None)
-    return [[Piece(f"{count(stats['ops'], 'operation')} on {count(stats['ranks'], 'rank')}; {seconds}", "dim")]]
+    classes = f" in {stats['classes']} {'class' if stats['classes'] == 1 else 'classes'}" if stats.get("classes") else ""
+    return [[Piece(f"{count(stats['ops'], 'operation')} on {count(stats['ranks'], 'rank')}{classes}; {seconds}", "dim")]]
 
 
 def _and_more(number: int, what: str, indent: str = "") -> list[Line]:

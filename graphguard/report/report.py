@@ -61,7 +61,8 @@ class Report:
     notes: what is no fault but worth a look, such as an output that is a sum over the ranks.
     parameters: by parameter of a module, its relation to the ranks' ones and how it was found.
     opaque: operators that the proof met and knows no lemma for.
-    stats: `ops`, `ranks`, `seconds` for `capture`, `proof` and `oracle`, and what the oracle did.
+    stats: `ops`, `ranks`, `seconds` for `capture`, `proof` and `oracle`, and what the oracle did; `classes` of ranks that were
+    captured at once, or why they were captured `one_by_one`.
     conditions: what must hold so that what only the ranks compute is defined; the proof says nothing of other inputs.
     stopped: limits of work that were reached, and what they may have left open.
     """
