@@ -29,6 +29,9 @@ _BATCH_NORM_BACKWARD = "aten.native_batch_norm_backward.default"
 HALF_TO_FLOAT = {"aten._softmax.default", "aten._log_softmax.default"}
 # Never executed, whatever a graph says: they reach outside the process.
 _FORBIDDEN = {"aten.from_file.default", "aten.from_file.out"}
+# Kernels that write where an index says, without a look at it. Outside of the tensor that is another one's memory.
+_LABELS = {"aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"}  # (_, input, target, _, _, ignored, _)
+_ROWS = {"aten.embedding_dense_backward.default"}  # (_, indices, rows, padding, _)
 
 
 class Kernels:
@@ -67,6 +70,7 @@ class Kernels:
             args[2] = False
         if info.draws:
             kwargs["generator"] = None  # some overloads insist on one
+        _require_inside(node.op, args)
         written = self._copy_written(info, args, kwargs)
         result = self._call(node, function, args, kwargs)
         returned = list(tensors_in(result))
@@ -174,6 +178,19 @@ def constant_of(tensor: torch.Tensor) -> Constant:
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
     data = bytes(_numpy(tensor.reshape(-1).view(torch.uint8))) if tensor.numel() else b""
     return Constant(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def _require_inside(op: str, args: Sequence[Any]) -> None:
+    """Refuse an index that a kernel would follow out of its tensor."""
+    if op in _LABELS:
+        indices, size, ignored = args[2], args[1].shape[1 if args[1].dim() > 1 else 0], args[5]
+    elif op in _ROWS:
+        indices, size, ignored = args[1], args[2], args[3]
+    else:
+        return
+    outside = ((indices < 0) | (indices >= size)) & (indices != ignored)
+    if bool(outside.any()):
+        raise ReplayError(f"{op}: index {int(indices[outside][0])} is out of bounds for size {size}")
 
 
 def leaves_unwritten(op: str) -> bool:
