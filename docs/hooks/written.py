@@ -92,8 +92,8 @@ def constant(file, name):
 
 
 def stated(page, row):
-    """A number of the table at the head of a page that a campaign wrote; of several, the last one."""
-    return re.search(rf"^\| {row} \| .*?([\d,]+)\W*\|$", (DOCS / page).read_text(), re.MULTILINE)[1]
+    """A number of the table at the head of a page that a campaign wrote; of several, the first one."""
+    return re.search(rf"^\| {row} \|\D*([\d,]*\d)", (DOCS / page).read_text(), re.MULTILINE)[1]
 
 
 # ---------------------------------------------------------------------- from the page of bugs
