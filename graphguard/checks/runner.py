@@ -277,7 +277,7 @@ def _work(pipe: Connection, target: Target, speaker: _Speaker, listing: bool) ->
         checks, errors = examine(target)
     except Exception as error:
         checks, errors = [], [failed(target.file, _defect(error))]
-    pipe.send(("examined", [replace(check, function=None) for check in checks], [_sendable(each) for each in errors]))
+    pipe.send(("examined", [check.to_send() for check in checks], [_sendable(each) for each in errors]))
     while True:
         try:
             wanted = pipe.recv()
