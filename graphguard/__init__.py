@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
     from graphguard.api import Input, capture_function, capture_model, lemma, train_step, verify, verify_model
-    from graphguard.checks.check import check
+    from graphguard.checks.check import Outcome, check
+    from graphguard.checks.many import verify_many
     from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError
     from graphguard.report.report import NotVerifiedError, Report
 
@@ -33,6 +34,8 @@ _HOMES = {
     "verify_model": "graphguard.api",
     "lemma": "graphguard.api",
     "check": "graphguard.checks.check",
+    "verify_many": "graphguard.checks.many",
+    "Outcome": "graphguard.checks.check",
     "Report": "graphguard.report.report",
     "NotVerifiedError": "graphguard.report.report",
     "InternalError": "graphguard.errors",
@@ -45,9 +48,9 @@ _HOMES = {
 _NEED_TORCH = {"Input", "capture_function", "capture_model", "lemma", "train_step", "verify", "verify_model"}
 
 __all__ = [
-    "CaptureError", "GraphGuardError", "Input", "InternalError", "NotVerifiedError", "Partial", "ProgramError", "Replicate",
-    "Report", "Shard", "UsageError",
-    "capture_function", "capture_model", "check", "lemma", "train_step", "verify", "verify_model",
+    "CaptureError", "GraphGuardError", "Input", "InternalError", "NotVerifiedError", "Outcome", "Partial", "ProgramError",
+    "Replicate", "Report", "Shard", "UsageError",
+    "capture_function", "capture_model", "check", "lemma", "train_step", "verify", "verify_many", "verify_model",
 ]  # fmt: skip
 
 

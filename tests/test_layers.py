@@ -53,7 +53,7 @@ ROOMS = {
     "lemmas oracle capture.torch",
     "api": "scope lemmas capture.front capture.torch report pipeline audit",
     "testing": "report api",
-    "checks": "errors scope lemmas report pipeline api",
+    "checks": "errors scope lemmas report verdict pipeline api",
     "pytest_plugin": "scope report checks",
     # what is run with them
     "bench": "errors graph relation engine.store engine.ranks engine.interpret engine.prove lemmas capture.torch",

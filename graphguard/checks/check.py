@@ -165,10 +165,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Mark(NamedTuple):
-    """What pytest reads from a function that is a check."""
+    """What a function that is a check carries with it, for pytest and `gg.verify_many`. file: whose top level has marked it."""
 
     expect: str
     rows: tuple[Row, ...]
+    file: str
 
 
 @overload
@@ -191,7 +192,7 @@ def check(function: Any = None, /, *, expect: str = "verified", **parameters: Se
             raise UsageError(f"@gg.check marks a function, not {type(marked).__name__}")
         fitting(marked, parameters, _name_of(marked))
         with suppress(AttributeError, TypeError):  # a builtin takes no attributes; the mark is for pytest
-            setattr(marked, MARK, Mark(expect, rows))
+            setattr(marked, MARK, Mark(expect, rows, home().file))
         scope = innermost()
         if scope is None and _is_left_to_pytest(marked):
             raise UsageError(
@@ -227,6 +228,17 @@ def named(marks: Sequence[Marked], file_of: Callable[[str], str]) -> list[Check]
             count = counts[file, full]
             checks.append(Check(full if count == 1 else f"{full}#{count}", file, each.function, each.expect, line, row))
     return checks
+
+
+def path_of(function: Any) -> str:
+    """`file.py::name` of a function that is marked."""
+    mark = getattr(function, MARK, None)
+    if not isinstance(mark, Mark):
+        raise UsageError(f"{_name_of(function)} is no check; mark it with @gg.check, or give the path of a file")
+    if not mark.file or not os.path.isfile(mark.file):
+        raise UsageError(f"the check {_name_of(function)} is in no file, so no other process can import it; write it to one")
+    module = sys.modules.get(getattr(_plain(function), "__module__", ""))
+    return f"{mark.file}::{_name_of(function, vars(module) if module else {})}"
 
 
 def has_name(check: Check, name: str) -> bool:
