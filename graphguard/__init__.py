@@ -9,9 +9,11 @@ Names are loaded when they are first used, so that importing the package is fast
 from __future__ import annotations
 
 import importlib
+import time
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
+LOADED = time.time()  # what is changed after that is not what runs
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard

@@ -130,6 +130,7 @@ def verify(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only checks whose verdict is not the expected one.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A verdict that has conditions is a failure.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Prove everything, and keep nothing for the next run.")] = False,
     limits: Annotated[str, typer.Option(metavar="NAME=N[,NAME=N]", help="Allow for more work where a report says so.")] = "",
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
@@ -143,7 +144,7 @@ def verify(
     from graphguard.verdict.limits import parsed, stated
 
     with stated(parsed(limits)):
-        how = _How(output_format, output, html, jobs or 1, executor, quiet, verbose, strict)
+        how = _How(output_format, output, html, jobs or 1, executor, quiet, verbose, strict, not no_cache)
         raise typer.Exit(_Verification(how).run(paths))
 
 
@@ -159,6 +160,7 @@ class _How:
     quiet: bool
     verbose: bool
     strict: bool
+    keeps: bool
 
 
 class _Verification:
@@ -179,10 +181,8 @@ class _Verification:
         progress = Progress(sys.stderr, 0)
         try:
             selection = select(paths)
-            with (
-                self._crew() as crew,
-                closing(run(selection.targets, self.how.jobs, progress, site is not None, crew)) as outcomes,
-            ):
+            how = self.how.jobs, progress, site is not None
+            with self._crew() as crew, closing(run(selection.targets, *how, crew, self.how.keeps)) as outcomes:
                 for outcome in (replace(each, strict=self.how.strict) for each in outcomes):
                     progress.clear()
                     self._take(outcome, site)

@@ -26,6 +26,7 @@ def verify_many(
     processes: int | None = None,
     strict: bool = False,
     limits: Mapping[str, int] | None = None,
+    cache: bool = True,
 ) -> list[Outcome]:
     """Run checks, each file of them in a process of its own, and return their outcomes in order: `outcome.check`, and
     `outcome.report` or `outcome.error`.
@@ -36,6 +37,7 @@ def verify_many(
     processes: how many of these at a time; left out, as many as there are cores.
     strict: whether a verdict that has conditions is a failure.
     limits: of work, whatever the checks say.
+    cache: whether results are kept, and those of earlier runs taken where nothing has changed.
 
     The files are imported by other processes, so a script that calls this does so below `if __name__ == "__main__":`.
     """
@@ -48,7 +50,7 @@ def verify_many(
     limits_of(limits)
     selection = select(_paths(checks))
     with stated(limits or {}), crew_of(executor, processes or os.cpu_count() or 1) as crew:
-        done = list(run(selection.targets, 1, Unwatched(), False, crew))
+        done = list(run(selection.targets, 1, Unwatched(), False, crew, cache))
     return [replace(each, strict=strict) for each in [*done, *selection.bare(done)]]
 
 

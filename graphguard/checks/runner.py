@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any, Protocol
 
+from graphguard.cache.kit import kit
 from graphguard.checks.check import Check, Outcome
 from graphguard.checks.crew import Crew, local_crew
 from graphguard.checks.discovery import Target, examine, failed
-from graphguard.checks.kit import kit
 from graphguard.checks.task import Answer, Task, listening, own_path
 from graphguard.checks.worker import content_of, run_check
 from graphguard.errors import GraphGuardError, InternalError, UsageError, first_line
@@ -54,28 +54,34 @@ class Unwatched:
 
 
 def run(
-    targets: Sequence[Target], processes: int, watcher: Watcher, listing: bool, crew: Crew | None = None
+    targets: Sequence[Target],
+    processes: int,
+    watcher: Watcher,
+    listing: bool,
+    crew: Crew | None = None,
+    keeps: bool = False,
 ) -> Generator[Outcome, None, None]:
     """With `listing`, the reports have the operations of both programs; else what these would need is let go of.
 
-    crew: who runs the checks, in place of so many processes of this machine."""
+    crew: who runs the checks, in place of so many processes of this machine.
+    keeps: whether results are kept, and taken from earlier runs."""
     if crew is not None:
-        yield from _Run(targets, crew, watcher, listing).outcomes()
+        yield from _Run(targets, crew, watcher, listing, keeps).outcomes()
     elif processes > 1 or len(targets) > 1:
         with local_crew(processes) as own:
-            yield from _Run(targets, own, watcher, listing).outcomes()
+            yield from _Run(targets, own, watcher, listing, keeps).outcomes()
     else:
         for target in targets:
-            yield from _here(target, watcher, listing)
+            yield from _here(target, watcher, listing, keeps)
 
 
-def _here(target: Target, watcher: Watcher, listing: bool) -> Generator[Outcome, None, None]:
+def _here(target: Target, watcher: Watcher, listing: bool, keeps: bool) -> Generator[Outcome, None, None]:
     checks, errors = examine(target)
     watcher.found(len(checks) + len(errors))
     yield from errors
     for check in checks:
         watcher.start(str(check))
-        outcome = run_check(check, watcher, listing)
+        outcome = run_check(check, watcher, listing, keeps)
         watcher.done(str(check))
         yield outcome
 
@@ -118,7 +124,7 @@ class _Run:
     """Gives the crew as many tasks as it has hands, and puts what comes back in order. All is told to the watcher here, in the
     thread of the driver, whoever says it."""
 
-    def __init__(self, targets: Sequence[Target], crew: Crew, watcher: Watcher, listing: bool):
+    def __init__(self, targets: Sequence[Target], crew: Crew, watcher: Watcher, listing: bool, keeps: bool):
         self.files = [_File(target, content_of(target.file)) for target in targets]
         self.own = {os.path.realpath(target.file) for target in targets}  # files that run their checks themselves
         self.known: set[tuple[str, str]] = set()
@@ -127,7 +133,7 @@ class _Run:
         self.events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.lost: str | None = None  # why the crew cannot go on
         elsewhere = _folder(), own_path(), kit(), stated_now()
-        self.pattern = Task(uuid.uuid4().hex, Target(""), "", *elsewhere, crew.threads, listing)
+        self.pattern = Task(uuid.uuid4().hex, Target(""), "", *elsewhere, crew.threads, listing, keeps)
 
     def outcomes(self) -> Generator[Outcome, None, None]:
         listener = (lambda *event: self.events.put(event)) if self.watcher.shown else None

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
+from graphguard.cache.kit import differences
 from graphguard.checks.discovery import Target
-from graphguard.checks.kit import differences
 from graphguard.checks.nursery import Worker, new_worker
 from graphguard.checks.worker import Setting
 
@@ -25,7 +25,8 @@ Listener = Callable[..., None]  # told `start` and `phase`, with the check
 
 @dataclass(frozen=True)
 class Task:
-    """run: a word that no other run has. wanted: the file and the name of a check; None to say what checks there are."""
+    """run: a word that no other run has. keeps: whether results are kept, and taken from earlier runs.
+    wanted: the file and the name of a check; None to say what checks there are."""
 
     run: str
     target: Target
@@ -36,6 +37,7 @@ class Task:
     limits: dict[str, int]
     threads: int | None
     listing: bool
+    keeps: bool
     wanted: tuple[str, str] | None = None
 
     @property
@@ -127,7 +129,7 @@ def _setting(task: Task, listener: Listener | None) -> Setting:
     own = [entry for entry in sys.path if isinstance(entry, str)]
     path = (*(entry for entry in task.path if entry not in own), *own)
     environment, shown = dict(os.environ), listener is not None
-    more = task.limits, task.threads, shown, task.listing
+    more = task.limits, task.threads, shown, task.listing, task.keeps
     return Setting(task.target, task.content, task.folder, path, environment, *more)
 
 

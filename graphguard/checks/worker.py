@@ -34,6 +34,7 @@ class Setting:
     threads: int | None
     shown: bool
     listing: bool
+    keeps: bool
 
 
 def serve(pipe: Connection) -> None:
@@ -50,7 +51,7 @@ def serve(pipe: Connection) -> None:
             except EOFError:
                 return
             speaker.say("begun")
-            report, failure = _served(checks, wanted, speaker, setting.listing)
+            report, failure = _served(checks, wanted, speaker, setting)
             try:
                 speaker.say("outcome", report, failure)
             except Exception as error:
@@ -100,21 +101,22 @@ def _settle_in(setting: Setting) -> None:
 
 
 def _served(
-    checks: Sequence[Check], wanted: tuple[str, str], speaker: _Speaker, listing: bool
+    checks: Sequence[Check], wanted: tuple[str, str], speaker: _Speaker, setting: Setting
 ) -> tuple[Any, GraphGuardError | None]:
     found = [check for check in checks if (check.file, check.name) == wanted]
     if not found:
         return None, InternalError(f"the file has no check {wanted[1]} when it is imported again; its checks must not change")
     try:
-        outcome = run_check(found[0], speaker, listing)
+        outcome = run_check(found[0], speaker, setting.listing, setting.keeps)
     except Exception as error:
         return None, _defect(error)
     return outcome.report, _sendable(outcome).error
 
 
-def run_check(check: Check, watcher: Any, listing: bool) -> Outcome:
-    """Lets go of the descriptions of all tensors; the list of operations is made before, if it is wanted."""
-    with _telling(check, watcher):
+def run_check(check: Check, watcher: Any, listing: bool, keeps: bool) -> Outcome:
+    """Lets go of the descriptions of all tensors; the list of operations is made before, if it is wanted. A result that was
+    kept has no such list, so that all is proved again then."""
+    with _telling(check, watcher), _remembering(keeps and not listing):
         outcome = check.outcome()
     if outcome.report is not None:
         if listing:
@@ -130,6 +132,16 @@ def _telling(check: Check, watcher: Any) -> Any:
     from graphguard.pipeline import showing
 
     return showing(lambda title, done, total: watcher.phase(str(check), title, done, total))
+
+
+def _remembering(keeps: bool) -> Any:
+    """What was kept by earlier runs is not proved again."""
+    if not keeps:
+        return nullcontext()
+    from graphguard.cache.folder import of_user
+    from graphguard.pipeline import keeping
+
+    return keeping(of_user())
 
 
 def _sendable(outcome: Outcome) -> Outcome:

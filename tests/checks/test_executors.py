@@ -17,10 +17,10 @@ import pytest
 from harness import command
 
 import graphguard as gg
+from graphguard.cache.kit import kit
 from graphguard.checks import cluster, nursery, task
 from graphguard.checks.check import exit_code
 from graphguard.checks.discovery import Target
-from graphguard.checks.kit import kit
 from graphguard.checks.worker import content_of
 
 HEAD = """
@@ -215,7 +215,7 @@ def test_a_file_that_changes_during_the_run_is_an_error(folder):
 
 def test_another_kit_is_refused(folder):
     file = write("a.py", SUITE)
-    pattern = task.Task("run", Target(file), content_of(file), os.getcwd(), (), kit(), {}, None, False)
+    pattern = task.Task("run", Target(file), content_of(file), os.getcwd(), (), kit(), {}, None, False, False)
     assert task.execute(replace(pattern, kit={**kit(), "torch": "0.1"})).refused.endswith("not 0.1; install the same there")
     assert "has another graphguard" in task.execute(replace(pattern, kit={**kit(), "graphguard": "?"})).refused
     gone = task.execute(replace(pattern, run="gone", folder="/nowhere"))

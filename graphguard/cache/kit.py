@@ -8,7 +8,10 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import graphguard
+
 _PACKAGE = Path(__file__).parents[1]
+_CLOCKS = 1.0  # seconds by which that of a file system may be behind
 _RESTS_ON = ("torch", "numpy")
 
 
@@ -32,9 +35,20 @@ def differences(other: dict[str, str]) -> str:
     )
 
 
+def changed_since_loaded() -> bool:
+    """Whether the files may be others than those that were imported: the hash is not that of what runs then. The time of a
+    change counts, which nobody can set back."""
+    return any(file.stat().st_ctime > graphguard.LOADED - _CLOCKS for file in _files())
+
+
+def _files() -> list[Path]:
+    """All that GraphGuard reads of itself: code, and tables such as the dtypes in which lemmas hold."""
+    return sorted(file for file in _PACKAGE.rglob("*") if file.is_file() and file.parent.name != "__pycache__")
+
+
 def _content() -> str:
     total = sha256()
-    for file in sorted(_PACKAGE.rglob("*.py")):
+    for file in _files():
         content = file.read_bytes()
         total.update(f"{file.relative_to(_PACKAGE).as_posix()} {len(content)}\n".encode() + content)
     return total.hexdigest()
