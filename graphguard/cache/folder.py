@@ -21,6 +21,7 @@ from graphguard.cache.content import UnkeptError, key_of
 from graphguard.capture.front import Problem
 from graphguard.pipeline import Question
 from graphguard.report.report import Report
+from graphguard.verdict.judge import FAILED
 
 FORMAT, VERSION = "graphguard-result", 1
 PLACE = "GRAPHGUARD_CACHE"  # in the environment: the folder; `off` for none
@@ -75,7 +76,8 @@ class Folder:
 
     def keep(self, key: str, problem: Problem, report: Report) -> None:
         """Whole, or not at all."""
-        if report.opaque or not _answers(report, problem):
+        oracle = report.stats.get("oracle") or {}
+        if report.opaque or not _answers(report, problem) or str(oracle.get("skipped")).startswith(FAILED):
             return
         try:
             entry = {"format": FORMAT, "version": VERSION, "key": key, "report": written(report)}

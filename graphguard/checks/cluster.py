@@ -3,6 +3,7 @@ beginning is written down with the scheduler, and a report says if there was one
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ def connected(address: str) -> Iterator[Cluster]:
         from distributed import Client
     except ImportError:
         raise UsageError(f"--executor {address} needs Dask; install it with `pip install graphguard[dask]`") from None
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # a scheduler that is lost is an error of each check
     try:
         client = Client(f"tcp://{place}", timeout=_GREETING, set_as_default=False)
     except Exception as error:

@@ -375,6 +375,15 @@ def test_a_damaged_file_is_ignored_with_a_warning(kept, capsys, asked, damage):
     assert kept.recall(key, problem).verdict == "refuted"
 
 
+def test_what_a_machine_was_too_weak_for_is_not_kept(kept, asked):
+    key, problem, report = asked
+    failed = {"trials": 0, "seed": 0, "skipped": "it cannot be executed: not enough memory"}
+    kept.keep(key, problem, replace(report, stats={**report.stats, "oracle": failed}))
+    kept.keep(key, problem, replace(report, opaque=["aten.mine.default"]))
+    kept.keep(key, problem, replace(report, findings=[]))
+    assert kept.recall(key, problem) is None
+
+
 def test_what_is_ignored_is_proved_again(kept, capsys):
     ask(kept, distributed=doubled)
     file = only_file(kept)
