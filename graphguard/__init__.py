@@ -9,15 +9,18 @@ Names are loaded when they are first used, so that importing the package is fast
 from __future__ import annotations
 
 import importlib
+import time
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
+LOADED = time.time()  # what is changed after that is not what runs
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
     from graphguard.api import Input, capture_function, capture_model, lemma, train_step, verify, verify_model
-    from graphguard.checks.check import check
+    from graphguard.checks.check import Outcome, check
+    from graphguard.checks.many import verify_many
     from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError
     from graphguard.report.report import NotVerifiedError, Report
 
@@ -33,6 +36,8 @@ _HOMES = {
     "verify_model": "graphguard.api",
     "lemma": "graphguard.api",
     "check": "graphguard.checks.check",
+    "verify_many": "graphguard.checks.many",
+    "Outcome": "graphguard.checks.check",
     "Report": "graphguard.report.report",
     "NotVerifiedError": "graphguard.report.report",
     "InternalError": "graphguard.errors",
@@ -45,9 +50,9 @@ _HOMES = {
 _NEED_TORCH = {"Input", "capture_function", "capture_model", "lemma", "train_step", "verify", "verify_model"}
 
 __all__ = [
-    "CaptureError", "GraphGuardError", "Input", "InternalError", "NotVerifiedError", "Partial", "ProgramError", "Replicate",
-    "Report", "Shard", "UsageError",
-    "capture_function", "capture_model", "check", "lemma", "train_step", "verify", "verify_model",
+    "CaptureError", "GraphGuardError", "Input", "InternalError", "NotVerifiedError", "Outcome", "Partial", "ProgramError",
+    "Replicate", "Report", "Shard", "UsageError",
+    "capture_function", "capture_model", "check", "lemma", "train_step", "verify", "verify_many", "verify_model",
 ]  # fmt: skip
 
 

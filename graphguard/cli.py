@@ -7,8 +7,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import groupby
@@ -123,39 +123,51 @@ def verify(
     output_format: Annotated[VerifyFormat, typer.Option(help="How to print the reports.")] = VerifyFormat.full,
     output: Annotated[str | None, typer.Option(metavar="FILE", help="Write the reports to FILE.")] = None,
     html: Annotated[str | None, typer.Option(metavar="DIR", help="Write a page per check, and an index, to DIR.")] = None,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", metavar="N", help="Run checks in N processes.")] = 1,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", metavar="N", help="Run checks in N processes.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(metavar="dask://HOST:PORT", help="Run checks on a Dask cluster, by its scheduler.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only checks whose verdict is not the expected one.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A verdict that has conditions is a failure.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Prove everything, and keep nothing for the next run.")] = False,
     limits: Annotated[str, typer.Option(metavar="NAME=N[,NAME=N]", help="Allow for more work where a report says so.")] = "",
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
     is unproven, or has conditions with --strict, 130 after Ctrl-C."""
     if quiet and verbose:
         raise UsageError("give -q or -v, not both")
-    if jobs < 1:
+    if jobs is not None and executor is not None:
+        raise UsageError("give -j or --executor, not both: the cluster has as many processes as it has workers")
+    if jobs is not None and jobs < 1:
         raise UsageError(f"-j {jobs}: write how many processes run checks, from 1 on")
     from graphguard.verdict.limits import parsed, stated
 
     with stated(parsed(limits)):
-        raise typer.Exit(_Verification(output_format, output, html, jobs, quiet, verbose, strict).run(paths))
+        how = _How(output_format, output, html, jobs or 1, executor, quiet, verbose, strict, not no_cache)
+        raise typer.Exit(_Verification(how).run(paths))
+
+
+@dataclass(frozen=True)
+class _How:
+    """The options of `graphguard verify`."""
+
+    format: VerifyFormat
+    output: str | None
+    html: str | None
+    jobs: int
+    executor: str | None
+    quiet: bool
+    verbose: bool
+    strict: bool
+    keeps: bool
 
 
 class _Verification:
     """One run of `graphguard verify`: text is printed as the outcomes come, other formats at the end."""
 
-    def __init__(
-        self,
-        output_format: VerifyFormat,
-        output: str | None,
-        html: str | None,
-        jobs: int,
-        quiet: bool,
-        verbose: bool,
-        strict: bool,
-    ):
-        self.format, self.output, self.html, self.jobs = output_format, output, html, jobs
-        self.quiet, self.verbose, self.strict = quiet, verbose, strict
+    def __init__(self, how: _How):
+        self.how = how
         self.outcomes: list[Outcome] = []
         self.written: list[str] = []  # lines of text that go to a file
 
@@ -169,8 +181,9 @@ class _Verification:
         progress = Progress(sys.stderr, 0)
         try:
             selection = select(paths)
-            with closing(run(selection.targets, self.jobs, progress, listing=site is not None)) as outcomes:
-                for outcome in (replace(each, strict=self.strict) for each in outcomes):
+            how = self.how.jobs, progress, site is not None
+            with self._crew() as crew, closing(run(selection.targets, *how, crew, self.how.keeps)) as outcomes:
+                for outcome in (replace(each, strict=self.how.strict) for each in outcomes):
                     progress.clear()
                     self._take(outcome, site)
             for outcome in selection.bare(self.outcomes):
@@ -187,6 +200,14 @@ class _Verification:
         self._finish(selection)
         return exit_code(self.outcomes)
 
+    def _crew(self) -> AbstractContextManager[Any]:
+        """Who runs the checks; None for processes of this machine, if any are needed."""
+        if self.how.executor is None:
+            return nullcontext()
+        from graphguard.checks.crew import crew_of
+
+        return crew_of(self.how.executor, self.how.jobs)
+
     def _take(self, outcome: Outcome, site: Any) -> None:
         self.outcomes.append(outcome)
         if site is not None:
@@ -194,40 +215,40 @@ class _Verification:
         self._show(outcome)
 
     def _site(self) -> Any:
-        if self.html is None:
+        if self.how.html is None:
             return None
         from graphguard.render.html import Pages
 
-        return Pages(self.html)
+        return Pages(self.how.html)
 
     def _show(self, outcome: Outcome) -> None:
         from graphguard.render.terminal import Look, concise_lines, outcome_lines
 
         if outcome.error is not None:
             _print_error(outcome.error, outcome.complaint)
-        if self.quiet and outcome.as_expected:
+        if self.how.quiet and outcome.as_expected:
             return
-        lines_of = outcome_lines if self.format is VerifyFormat.full else concise_lines
-        if self.output is not None:
-            if self.format.is_text:
-                self.written += lines_of(outcome, Look(verbose=self.verbose))
+        lines_of = outcome_lines if self.how.format is VerifyFormat.full else concise_lines
+        if self.how.output is not None:
+            if self.how.format.is_text:
+                self.written += lines_of(outcome, Look(verbose=self.how.verbose))
             lines_of = concise_lines
-        if outcome.report is not None and (self.format.is_text or self.output is not None):
-            _print_lines(lines_of(outcome, Look.of(sys.stdout, self.verbose)))
+        if outcome.report is not None and (self.how.format.is_text or self.how.output is not None):
+            _print_lines(lines_of(outcome, Look.of(sys.stdout, self.how.verbose)))
 
     def _finish(self, selection: Selection) -> None:
         text = "".join(f"{line}\n" for line in [*self.written, _summary(self.outcomes)])
-        if not self.format.is_text:
-            text = _projected(self.format, self.outcomes, selection)
-        if self.output is not None:
+        if not self.how.format.is_text:
+            text = _projected(self.how.format, self.outcomes, selection)
+        if self.how.output is not None:
             from graphguard.render.write import write_text
 
-            write_text(self.output, text)
-        elif not self.format.is_text:
+            write_text(self.how.output, text)
+        elif not self.how.format.is_text:
             print(text, end="")
-        if not self.quiet:
-            _tell_of_skipped(selection, self.verbose)
-        if not self.quiet and (self.format.is_text or self.output is not None):
+        if not self.how.quiet:
+            _tell_of_skipped(selection, self.how.verbose)
+        if not self.how.quiet and (self.how.format.is_text or self.how.output is not None):
             print(_summary(self.outcomes))
         sys.stdout.flush()  # what cannot be written is noticed here, while there is an exit code to choose
 

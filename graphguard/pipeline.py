@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from graphguard.capture.front import Captured, FrontEnd, Problem, Progress
 from graphguard.engine.proof import Proof
@@ -35,8 +35,30 @@ class Job:
     limits: Mapping[str, int] | None = None
 
 
+@dataclass(frozen=True)
+class Question:
+    """All that `decide` is given."""
+
+    problem: Problem
+    lemmas: Mapping[str, Lemma]
+    trials: int | None
+    seed: int
+    limits: Limits
+
+
+class Memory(Protocol):
+    """Answers to questions that were asked before, in whatever process."""
+
+    def key(self, question: Question) -> str | None:
+        """Under which its answer is kept; None if it is not."""
+
+    def recall(self, key: str, problem: Problem) -> Report | None: ...
+    def keep(self, key: str, problem: Problem, report: Report) -> None: ...
+
+
 _COLLECTED: ContextVar[list[Job] | None] = ContextVar("collected", default=None)
 _PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
+_MEMORY: ContextVar[Memory | None] = ContextVar("memory", default=None)
 
 
 @contextmanager
@@ -58,6 +80,17 @@ def showing(progress: Progress | None) -> Iterator[None]:
         yield
     finally:
         _PROGRESS.reset(token)
+
+
+@contextmanager
+def keeping(memory: Memory | None) -> Iterator[None]:
+    """Inside, what `verify` and `verify_model` answer is kept, and what was answered before is not proved again. The programs
+    are captured all the same: only their graphs say whether the question is the same one."""
+    token = _MEMORY.set(memory)
+    try:
+        yield
+    finally:
+        _MEMORY.reset(token)
 
 
 def run(job: Job) -> Report:
@@ -85,7 +118,16 @@ def _report(job: Job) -> Report:
         report.notes.append(f"after that, {error}")
         report.stats = _stats(job.front.mesh.size, time.perf_counter() - begun)
         return report
-    return decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
+    memory = _MEMORY.get()
+    question = Question(problem, lemmas, job.trials, job.seed, limits_of(job.limits))
+    key = None if memory is None else memory.key(question)
+    kept = None if memory is None or key is None else memory.recall(key, problem)
+    if kept is not None:
+        return kept
+    report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
+    if memory is not None and key is not None:
+        memory.keep(key, problem, report)
+    return report
 
 
 def _check(job: Job) -> None:

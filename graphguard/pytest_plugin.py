@@ -51,25 +51,41 @@ def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
 
 
 # ---------------------------------------------------------------------- checks
+def pytest_generate_tests(metafunc: Any) -> None:
+    """A check with parameters is a test for each row, with its name."""
+    from graphguard.checks.check import MARK
+
+    mark = getattr(metafunc.function, MARK, None)
+    if mark is None or not mark.rows[0].values:
+        return
+    names = list(mark.rows[0].values)
+    values = [tuple(row.arguments()[name] for name in names) for row in mark.rows]
+    metafunc.parametrize(names, values, ids=[row.label for row in mark.rows])
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
     """Run a test that is a check. Left to pytest, the report that it returns would be looked at by nobody."""
     from graphguard.checks.check import MARK, settled
+    from graphguard.checks.row import fresh
     from graphguard.report.report import NotVerifiedError
 
     __tracebackhide__ = True
-    expect = getattr(pyfuncitem.obj, MARK, None)
-    if expect is None:
+    mark = getattr(pyfuncitem.obj, MARK, None)
+    if mark is None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    arguments |= {name: fresh(arguments[name]) for name in mark.rows[0].values if name in arguments}
     returned, raised = None, None
     with opened() as scope:
         try:
             returned = pyfuncitem.obj(**arguments)
         except NotVerifiedError as error:
             raised = error
-    report = settled(pyfuncitem.name, expect, scope, returned, raised)
+    report = settled(pyfuncitem.name, mark.expect, scope, returned, raised)
     record(f"graphguard.{pyfuncitem.name}", report.verdict)
-    if report.verdict != expect:
-        pytest.fail(f"the check {pyfuncitem.name} is {report.verdict}, but {expect} is expected\n\n{report}", pytrace=False)
+    if report.verdict != mark.expect:
+        pytest.fail(
+            f"the check {pyfuncitem.name} is {report.verdict}, but {mark.expect} is expected\n\n{report}", pytrace=False
+        )
     return True

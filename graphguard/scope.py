@@ -35,11 +35,12 @@ class Home(NamedTuple):
 
 @dataclass(frozen=True)
 class Marked:
-    """A function that was marked as a check while the top level of its home ran."""
+    """A function that was marked as a check while the top level of its home ran. rows: the values that it is called with."""
 
     function: Callable[..., Any]
     expect: str
     home: Home
+    rows: tuple[Any, ...]
 
 
 @dataclass(eq=False)

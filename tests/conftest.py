@@ -6,6 +6,7 @@ import pytest
 
 # Tests fork, which a pool of threads does not survive; and two workers with a thread each are quicker than with two.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["GRAPHGUARD_CACHE"] = "off"  # tests change GraphGuard itself, of which no key knows
 sys.path.insert(0, str(Path(__file__).parent))
 
 

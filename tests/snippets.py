@@ -79,7 +79,7 @@ def check_command(command: str, expected: str, folder: Path, where: str) -> None
     name, *args = shlex.split(command, comments=True)
     if name in SHOWN_ONLY:
         return
-    assert name in ("graphguard", "pytest"), f"{where}: {name} is not run"
+    assert name in ("graphguard", "pytest", "python"), f"{where}: {name} is not run"
     code, printed = apart(name, args, folder)
     assert code in (0, 1, 3), f"{where}: {command} exits with {code}\n{printed}"
     if expected:
@@ -113,6 +113,11 @@ def _run(name: str, args: list[str]) -> int:
         import pytest
 
         return int(pytest.main(["-p", "no:cacheprovider", *args]))
+    if name == "python":
+        import runpy
+
+        runpy.run_path(args[0], run_name="__main__")
+        return 0
     from graphguard.cli import main
 
     try:

@@ -48,12 +48,13 @@ ROOMS = {
     "report": "errors graph engine.proof oracle render",
     "verdict": "errors graph relation engine.limits engine.proof oracle counterexample locate render report",
     "pipeline": "errors graph engine.proof engine.second_attempt engine.prove lemmas capture.front report verdict",
+    "cache": "graph relation engine.proof capture.front oracle report verdict pipeline",
     # what users call
     "audit": "errors scope graph aten engine.terms engine.store engine.algebra engine.interpret engine.numeric engine.relate "
     "lemmas oracle capture.torch",
     "api": "scope lemmas capture.front capture.torch report pipeline audit",
     "testing": "report api",
-    "checks": "errors scope lemmas report pipeline api",
+    "checks": "errors scope lemmas report verdict pipeline cache api",
     "pytest_plugin": "scope report checks",
     # what is run with them
     "bench": "errors graph relation engine.store engine.ranks engine.interpret engine.prove lemmas capture.torch",

@@ -6,45 +6,54 @@ import functools
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from graphguard.checks.foreign import as_sentence, staying
+from graphguard.checks.row import WITHOUT, Row, fitting, rows_of
 from graphguard.errors import GraphGuardError, UsageError, first_line
 from graphguard.report.report import VERSION, NotVerifiedError, Report
 from graphguard.scope import Marked, Scope, home, innermost, opened
 
 VERDICTS = ("verified", "refuted", "unproven")
-MARK = "__graphguard_expect__"
+MARK = "__graphguard_check__"
 IMPORT = "import"  # in the place of the name of a check, where a file cannot be imported; no function has this name
 
 
 @dataclass(frozen=True)
 class Check:
-    """`function` is None where another process has it."""
+    """One row of a function that is marked. `function` is None where another process has it."""
 
     name: str
     file: str
-    function: Callable[[], Any] | None
+    function: Callable[..., Any] | None
     expect: str
     line: int | None = None
+    row: Row = WITHOUT
 
     def __str__(self) -> str:
         return f"{self.file}::{self.name}"
 
+    def to_send(self) -> Check:
+        """Without what another process cannot have, or would have to import modules of the user's for."""
+        return replace(self, function=None, row=WITHOUT)
+
     def run(self) -> Any:
         """What the check returns; what it raises becomes one sentence."""
         assert self.function is not None
-        needed = _needed(self.function)
+        needed = _needed(self.function, self.row)
+        if needed and self.row.values:
+            raise UsageError(f"the check {self.name} takes {needed} too; give @gg.check a list of values for it")
         if needed:
             raise UsageError(f"the check {self.name} takes {needed}; a check takes no arguments")
         here = os.getpid()
         try:
             with staying():
-                return self.function()
+                return self.function(**self.row.arguments())
         except (GraphGuardError, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -152,22 +161,38 @@ def exit_code(outcomes: Iterable[Outcome]) -> int:
 
 
 # ---------------------------------------------------------------------- marks
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Mark(NamedTuple):
+    """What a function that is a check carries with it, for pytest and `gg.verify_many`. file: whose top level has marked it."""
+
+    expect: str
+    rows: tuple[Row, ...]
+    file: str
+
+
 @overload
-def check(function: Callable[[], Any], /) -> Callable[[], Any]: ...
+def check(function: F, /) -> F: ...
 @overload
-def check(*, expect: str = "verified") -> Callable[[Callable[[], Any]], Callable[[], Any]]: ...
-def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verified") -> Any:
-    """Mark a function without arguments that returns a report. `expect` is the verdict that it should have.
+def check(*, expect: str = "verified", **parameters: Sequence[Any]) -> Callable[[F], F]: ...
+def check(function: Any = None, /, *, expect: str = "verified", **parameters: Sequence[Any]) -> Any:
+    """Mark a function that returns a report. `expect` is the verdict that it should have.
+
+    parameters: `mesh=[{"tp": 2}, {"tp": 4}]` calls the function once with each of these values; with several of them, once with
+        each combination. Each is a check of its own, `name[tp=2]`.
 
     A check is registered here: it runs, wherever the function is kept."""
     if expect not in VERDICTS:
         raise UsageError(f"@gg.check(expect={expect!r}): the verdict is one of {', '.join(VERDICTS)}")
+    rows = rows_of(parameters)
 
-    def mark(marked: Callable[[], Any]) -> Callable[[], Any]:
+    def mark(marked: Any) -> Any:
         if not callable(marked):
             raise UsageError(f"@gg.check marks a function, not {type(marked).__name__}")
+        fitting(marked, parameters, _name_of(marked))
         with suppress(AttributeError, TypeError):  # a builtin takes no attributes; the mark is for pytest
-            setattr(marked, MARK, expect)
+            setattr(marked, MARK, Mark(expect, rows, home().file))
         scope = innermost()
         if scope is None and _is_left_to_pytest(marked):
             raise UsageError(
@@ -177,7 +202,7 @@ def check(function: Callable[[], Any] | None = None, /, *, expect: str = "verifi
         if scope is not None:
             if any(each.function is marked for each in scope.checks):
                 raise UsageError(f"@gg.check marks {_name_of(marked)} twice; mark it once")
-            scope.checks.append(Marked(marked, expect, home()))
+            scope.checks.append(Marked(marked, expect, home(), rows))
         return marked
 
     return mark if function is None else mark(function)
@@ -194,15 +219,32 @@ def _is_left_to_pytest(function: Any) -> bool:
 def named(marks: Sequence[Marked], file_of: Callable[[str], str]) -> list[Check]:
     """The checks of what was marked, each with a name of its own: a second one of a name is `name#2`."""
     checks: list[Check] = []
+    counts: Counter[tuple[str, str]] = Counter()
     for each in marks:
-        file, name = file_of(each.home.file), _name_of(each.function, each.home.names)
-        count = 1 + sum(other.file == file and base_name(other.name) == name for other in checks)
-        checks.append(Check(name if count == 1 else f"{name}#{count}", file, each.function, each.expect, _line_of(each)))
+        file, name, line = file_of(each.home.file), _name_of(each.function, each.home.names), _line_of(each)
+        for row in each.rows:
+            full = f"{name}[{row.label}]" if row.label else name
+            counts[file, full] += 1
+            count = counts[file, full]
+            checks.append(Check(full if count == 1 else f"{full}#{count}", file, each.function, each.expect, line, row))
     return checks
 
 
-def base_name(name: str) -> str:
-    return name.partition("#")[0]
+def path_of(function: Any) -> str:
+    """`file.py::name` of a function that is marked."""
+    mark = getattr(function, MARK, None)
+    if not isinstance(mark, Mark):
+        raise UsageError(f"{_name_of(function)} is no check; mark it with @gg.check, or give the path of a file")
+    if not mark.file or not os.path.isfile(mark.file):
+        raise UsageError(f"the check {_name_of(function)} is in no file, so no other process can import it; write it to one")
+    module = sys.modules.get(getattr(_plain(function), "__module__", ""))
+    return f"{mark.file}::{_name_of(function, vars(module) if module else {})}"
+
+
+def has_name(check: Check, name: str) -> bool:
+    """Whether a name selects the check: its own, or that of all rows of its function, or of all that have it."""
+    unnumbered = check.name.partition("#")[0]
+    return name in (check.name, unnumbered, unnumbered.partition("[")[0])
 
 
 def _name_of(function: Any, names: Mapping[str, Any] = MappingProxyType({})) -> str:
@@ -227,11 +269,12 @@ def _plain(function: Any) -> Any:
     return inspect.unwrap(function)
 
 
-def _needed(function: Callable[..., Any]) -> str:
-    """The parameters without which it cannot be called."""
+def _needed(function: Callable[..., Any], row: Row) -> str:
+    """The parameters without which it cannot be called, and which the row does not have."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin has no signature
         return ""
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in optional)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+    return ", ".join(name for name in needed if name not in row.values)

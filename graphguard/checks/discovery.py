@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from graphguard.checks.check import IMPORT, Check, Outcome, base_name, named
+from graphguard.checks.check import IMPORT, Check, Outcome, has_name, named
 from graphguard.checks.folder import Skipped, look_through
 from graphguard.checks.foreign import as_sentence, staying
 from graphguard.errors import GraphGuardError, UsageError, first_line
@@ -101,9 +101,9 @@ def examine(target: Target) -> tuple[list[Check], list[Outcome]]:
     checks = named(scope.checks, _shown_as(file))
     errors = [failed(file, error) for error in _dropped(file, scope)]
     if target.names is not None:
-        chosen = [check for check in checks if check.name in target.names or base_name(check.name) in target.names]
+        chosen = [check for check in checks if any(has_name(check, name) for name in target.names)]
         for name in target.names:
-            if not any(name in (check.name, base_name(check.name)) for check in chosen):
+            if not any(has_name(check, name) for check in chosen):
                 has = f"it has {', '.join(check.name for check in checks)}" if checks else "it has none"
                 errors.append(failed(file, UsageError(f"{file} has no check {name!r}; {has}"), name))
         checks = chosen

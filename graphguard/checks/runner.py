@@ -1,26 +1,34 @@
 """Imports files and runs their checks; the outcomes come in the order of the files and of the checks in them.
 
-Several files, or several processes: each file is imported in a process of its own, so that nothing that it registers, imports
-or changes is seen by the next. One file alone is imported here.
+Several files, or an executor: each file is imported in a process of its own, so that nothing that it registers, imports or
+changes is seen by the next. One file alone is imported here.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import signal
+import queue
 import sys
-import warnings
+import uuid
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext, suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
+from graphguard.cache.kit import kit
 from graphguard.checks.check import Check, Outcome
+from graphguard.checks.crew import Crew, local_crew
 from graphguard.checks.discovery import Target, examine, failed
-from graphguard.errors import GraphGuardError, InternalError
+from graphguard.checks.task import Answer, Task, listening, own_path
+from graphguard.checks.worker import content_of, run_check
+from graphguard.errors import GraphGuardError, InternalError, UsageError, first_line
+from graphguard.verdict.limits import stated_now
+
+_TICK = 5.0  # seconds after which a crew is asked whether it can go on
+_CANCELLED = "it was not run to its end: the executor has cancelled it"
+_READABLE = ("graphguard", "torch", "numpy")  # packages whose classes a report may have
 
 
 class Watcher(Protocol):
@@ -34,118 +42,192 @@ class Watcher(Protocol):
     def done(self, check: str, /) -> None: ...
 
 
-def run(targets: Sequence[Target], processes: int, watcher: Watcher, listing: bool) -> Generator[Outcome, None, None]:
-    """With `listing`, the reports have the operations of both programs; else what these would need is let go of."""
-    if processes > 1 or len(targets) > 1:
-        yield from _Pool(targets, processes, watcher, listing).outcomes()
-        return
-    for target in targets:
-        checks, errors = examine(target)
-        watcher.found(len(checks) + len(errors))
-        yield from errors
-        for check in checks:
-            watcher.start(str(check))
-            outcome = _outcome(check, watcher, listing)
-            watcher.done(str(check))
-            yield outcome
+class Unwatched:
+    """Who does not want to know."""
+
+    shown = False
+
+    def found(self, checks: int) -> None: ...
+    def start(self, check: str) -> None: ...
+    def phase(self, check: str, title: str, done: int, total: int) -> None: ...
+    def done(self, check: str) -> None: ...
 
 
-def _outcome(check: Check, watcher: Watcher, listing: bool) -> Outcome:
-    """Lets go of the descriptions of all tensors; the list of operations is made before, if it is wanted."""
-    with _telling(check, watcher):
-        outcome = check.outcome()
-    if outcome.report is not None:
-        if listing:
-            _ = outcome.report.listing
-        outcome.report.make_listing = None
-    return outcome
+def run(
+    targets: Sequence[Target],
+    processes: int,
+    watcher: Watcher,
+    listing: bool,
+    crew: Crew | None = None,
+    keeps: bool = False,
+) -> Generator[Outcome, None, None]:
+    """With `listing`, the reports have the operations of both programs; else what these would need is let go of.
+
+    crew: who runs the checks, in place of so many processes of this machine.
+    keeps: whether results are kept, and taken from earlier runs."""
+    if crew is not None:
+        yield from _Run(targets, crew, watcher, listing, keeps).outcomes()
+    elif processes > 1 or len(targets) > 1:
+        with local_crew(processes) as own:
+            yield from _Run(targets, own, watcher, listing, keeps).outcomes()
+    else:
+        for target in targets:
+            yield from _here(target, watcher, listing, keeps)
 
 
-def _telling(check: Check, watcher: Watcher) -> Any:
-    """Phases are shown on terminals only. Torch is loaded for them, which any check needs."""
-    if not watcher.shown:
-        return nullcontext()
-    from graphguard.pipeline import showing
+def _here(target: Target, watcher: Watcher, listing: bool, keeps: bool) -> Generator[Outcome, None, None]:
+    checks, errors = examine(target)
+    watcher.found(len(checks) + len(errors))
+    yield from errors
+    for check in checks:
+        watcher.start(str(check))
+        outcome = run_check(check, watcher, listing, keeps)
+        watcher.done(str(check))
+        yield outcome
 
-    return showing(lambda title, done, total: watcher.phase(str(check), title, done, total))
 
-
-# ---------------------------------------------------------------------- processes
-@dataclass
+# ---------------------------------------------------------------------- elsewhere
+@dataclass(eq=False)
 class _File:
-    """What is known of a file: nothing before a process has imported it."""
+    """What is known of a file: nothing before a worker has imported it."""
 
     target: Target
+    content: str
     begun: bool = False
     imported: bool = False
     fragile: bool = False  # a process that imported it died
+    running: int = 0
     checks: list[Check] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to do for one more."""
+        return not self.begun or (bool(self.waiting) and not (self.fragile and self.running))
 
-class _Pool:
-    """So many processes, each of which has one file; where a file has many checks, several have it."""
 
-    def __init__(self, targets: Sequence[Target], processes: int, watcher: Watcher, listing: bool):
-        self.files = [_File(target) for target in targets]
+@dataclass(frozen=True)
+class _Errand:
+    """A task that was given away. position: of the check in its file; None where the file is to be listed."""
+
+    file: _File
+    position: int | None
+
+    @property
+    def check(self) -> Check:
+        assert self.position is not None
+        return self.file.checks[self.position]
+
+
+class _Run:
+    """Gives the crew as many tasks as it has hands, and puts what comes back in order. All is told to the watcher here, in the
+    thread of the driver, whoever says it."""
+
+    def __init__(self, targets: Sequence[Target], crew: Crew, watcher: Watcher, listing: bool, keeps: bool):
+        self.files = [_File(target, content_of(target.file)) for target in targets]
         self.own = {os.path.realpath(target.file) for target in targets}  # files that run their checks themselves
         self.known: set[tuple[str, str]] = set()
-        self.watcher, self.listing, self.count = watcher, listing, processes
-        self.threads = max(1, (os.cpu_count() or 1) // processes)
-        self.workers: list[_Worker] = []
+        self.crew, self.watcher = crew, watcher
+        self.errands: dict[Future[Answer], _Errand] = {}
+        self.events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.lost: str | None = None  # why the crew cannot go on
+        elsewhere = _folder(), own_path(), kit(), stated_now()
+        self.pattern = Task(uuid.uuid4().hex, Target(""), "", *elsewhere, crew.threads, listing, keeps)
 
     def outcomes(self) -> Generator[Outcome, None, None]:
-        _warm_up()
-        try:
-            for file in self.files:
-                while not file.imported:
-                    self._go_on()
-                position = 0
-                while position < len(file.checks):
-                    while position not in file.outcomes:
-                        self._go_on()
-                    yield file.outcomes.pop(position)
-                    position += 1
-        finally:
-            for worker in self.workers:
-                worker.stop()
-
-    def _go_on(self) -> None:
-        """Hire for what can be begun, and listen to whom is busy."""
-        for file in self.files:
-            while len(self.workers) < self.count and self._needs_one_more(file):
-                file.begun = True
-                self.workers.append(_Worker(file, self))
-        for pipe in wait([worker.pipe for worker in self.workers]):
-            worker = next(worker for worker in self.workers if worker.pipe is pipe)
+        listener = (lambda *event: self.events.put(event)) if self.watcher.shown else None
+        with listening(self.pattern.run, listener):
             try:
-                message, *content = _Reader(BytesIO(worker.pipe.recv_bytes())).load()
-            except (EOFError, OSError):
-                self._bury(worker)
-                continue
-            except Exception as error:  # something in a report is of a class that only the user's modules have
-                message, *content = "outcome", None, InternalError(f"the report of {worker.check.name} cannot be read: {error}")
-            getattr(self, f"_{message}")(worker, *content)
+                for file in self.files:
+                    while not file.imported:
+                        self._go_on()
+                    position = 0
+                    while position < len(file.checks):
+                        while position not in file.outcomes:
+                            self._go_on()
+                        yield file.outcomes.pop(position)
+                        position += 1
+            finally:
+                for future in self.errands:
+                    future.cancel()
+                self.crew.forget(self.pattern.run)
 
-    def _needs_one_more(self, file: _File) -> bool:
-        """Whether there is something to do for a further process."""
-        have = [worker for worker in self.workers if worker.file is file]
-        idle = sum(worker.position is None for worker in have)  # those that still import it
-        return not file.begun or (idle < len(file.waiting) and not (file.fragile and have))
+    # What is given away
+    def _go_on(self) -> None:
+        """Give away what can be begun, and listen to what is said."""
+        hands = max(1, self.crew.hands())
+        for file in self.files:
+            while file.has_work and len(self.errands) < hands:
+                self._give(file)
+        try:
+            event, *content = self.events.get(timeout=_TICK)
+        except queue.Empty:
+            self._look_after_the_crew()
+            return
+        if event == "done":
+            self._take_back(*content)
+        else:
+            getattr(self.watcher, event)(*content)
 
-    # What workers say
-    def _examined(self, worker: _Worker, checks: list[Check], errors: list[Outcome]) -> None:
-        if not worker.file.imported:
-            self._list(worker.file, checks, errors)
-        self._give(worker)
+    def _give(self, file: _File) -> None:
+        position = file.waiting.pop(0) if file.begun else None
+        file.begun, errand = True, _Errand(file, position)
+        wanted = None if position is None else (errand.check.file, errand.check.name)
+        future: Future[Answer] = Future()
+        try:
+            if self.lost is None:
+                future = self.crew.submit(replace(self.pattern, target=file.target, content=file.content, wanted=wanted))
+            else:
+                future.set_exception(InternalError(self.lost))
+        except Exception as error:  # of a library: the executor was shut down, or is broken
+            future.set_exception(error)
+        self.errands[future] = errand
+        file.running += 1
+        future.add_done_callback(lambda done: self.events.put(("done", done)))
 
-    def _phase(self, worker: _Worker, *phase: Any) -> None:
-        self.watcher.phase(str(worker.check), *phase)
+    def _look_after_the_crew(self) -> None:
+        trouble = self.crew.trouble()
+        if trouble is None:
+            return
+        self.lost = f"it was not run to its end: {trouble}"
+        for future in list(self.errands):
+            future.cancel()
+            self._take_back(future)
 
-    def _outcome(self, worker: _Worker, report: Any, error: GraphGuardError | None) -> None:
-        self._settle(worker, report, error)
-        self._give(worker)
+    # What comes back
+    def _take_back(self, future: Future[Answer]) -> None:
+        errand = self.errands.pop(future, None)
+        if errand is None:  # it was given up before
+            return
+        errand.file.running -= 1
+        answer = _answer(future) if future.done() and not future.cancelled() else InternalError(self.lost or _CANCELLED)
+        if isinstance(answer, GraphGuardError):
+            self._fail(errand, answer)
+        elif answer.ended is not None:
+            self._bury(errand, answer)
+        elif errand.position is None:
+            self._list(errand.file, *_read(answer.said, errand.file.target.file))
+        else:
+            self._settle(errand, *_read_outcome(answer, errand.check))
+
+    def _fail(self, errand: _Errand, error: GraphGuardError) -> None:
+        if errand.position is None:
+            self._list(errand.file, [], [failed(errand.file.target.file, error)])
+        else:
+            self._settle(errand, None, error)
+
+    def _bury(self, errand: _Errand, answer: Answer) -> None:
+        """A process that died takes its check with it, or the file if it was importing; and nothing else."""
+        file = errand.file
+        if answer.imported and errand.position is not None:
+            text = f"the process that ran the check {errand.check.name} ended {answer.ended}{_again(answer)}"
+            self._settle(errand, None, InternalError(text))
+        elif errand.position is not None and (not file.fragile or file.running):  # alone, it may be imported once more
+            file.fragile = True
+            file.waiting.insert(0, errand.position)
+        else:
+            self._fail(errand, InternalError(f"{file.target.file}: the process that imported the file ended {answer.ended}"))
 
     def _list(self, file: _File, checks: list[Check], errors: list[Outcome]) -> None:
         """The entries of a file: what is wrong with it, then its checks. Those of other files that it imports are run once."""
@@ -162,173 +244,58 @@ class _Pool:
         file.imported = True
         self.watcher.found(len(file.checks))
 
-    def _give(self, worker: _Worker) -> None:
-        """The next check of the file, or leave."""
-        file = worker.file
-        if not file.waiting:
-            worker.position = None
-            self._dismiss(worker)
-            return
-        worker.position = file.waiting.pop(0)
-        self.watcher.start(str(worker.check))
-        with suppress(OSError):  # a worker that died is noticed when it is listened to
-            worker.pipe.send((worker.check.file, worker.check.name))
-
-    def _settle(self, worker: _Worker, report: Any, error: GraphGuardError | None) -> None:
-        assert worker.position is not None
-        worker.file.outcomes[worker.position] = Outcome(worker.check, report, error)
-        self.watcher.done(str(worker.check))
-        worker.position = None
-
-    def _bury(self, worker: _Worker) -> None:
-        """A process that died takes its check with it, or the file if it was importing; and nothing else."""
-        why, file = worker.end(), worker.file
-        if worker.position is not None:
-            self._settle(worker, None, InternalError(f"the process that ran the check {worker.check.name} ended {why}"))
-        else:
-            error = InternalError(f"{file.target.file}: the process that imported the file ended {why}")
-            if not file.imported:
-                self._list(file, [], [failed(file.target.file, error)])
-            file.fragile = True
-            if not any(other.file is file for other in self.workers if other is not worker):  # else that one goes on
-                file.outcomes.update((position, Outcome(file.checks[position], None, error)) for position in file.waiting)
-                file.waiting.clear()
-        self._dismiss(worker)
-
-    def _dismiss(self, worker: _Worker) -> None:
-        self.workers.remove(worker)
-        worker.stop()
+    def _settle(self, errand: _Errand, report: Any, error: GraphGuardError | None) -> None:
+        assert errand.position is not None
+        errand.file.outcomes[errand.position] = Outcome(errand.check, report, error)
+        self.watcher.done(str(errand.check))
 
 
-class _Worker:
-    """A fork of this process that imports one file and runs checks of it. It leads a session of its own, so that all of its
-    ranks can be stopped with it."""
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        raise UsageError("the working folder is gone; go to one that is there") from None
 
-    def __init__(self, file: _File, pool: _Pool):
-        self.file = file
-        self.position: int | None = None  # of the check that it runs
-        self.pipe, theirs = Pipe()
-        self.status: int | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork beside threads; ours run no code
-            self.pid = os.fork()
-        if self.pid == 0:
-            for other in (self, *pool.workers):
-                other.pipe.close()  # else they would not notice that the parent is gone
-            _serve(theirs, file.target, pool.threads, pool.watcher.shown, pool.listing)
-        theirs.close()
 
-    @property
-    def check(self) -> Check:
-        assert self.position is not None
-        return self.file.checks[self.position]
+def _again(answer: Answer) -> str:
+    """For whom reads the result: what ran twice is not hidden."""
+    return f"; it was begun before, on {', '.join(answer.earlier)}, which was lost" if answer.earlier else ""
 
-    def end(self) -> str:
-        """Wait for it, and say how it ended."""
-        if self.status is None:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return f"by signal {-self.status}" if self.status < 0 else f"with exit code {self.status}"
 
-    def stop(self) -> None:
-        if self.status is None:
-            for kill in (os.killpg, os.kill):  # the group is there as soon as the worker has made it
-                with suppress(ProcessLookupError, PermissionError):
-                    kill(self.pid, signal.SIGKILL)
-            self.end()
-        self.pipe.close()
+# ---------------------------------------------------------------------- reading
+def _answer(future: Future[Answer]) -> Answer | GraphGuardError:
+    """The answer, or why there is none."""
+    try:
+        answer = future.result()
+    except GraphGuardError as error:
+        return error
+    except Exception as error:
+        return InternalError(f"it was not run to its end: the executor says {type(error).__name__}: {first_line(error)}")
+    return answer if answer.refused is None else UsageError(answer.refused)
+
+
+def _read_outcome(answer: Answer, check: Check) -> tuple[Any, GraphGuardError | None]:
+    try:
+        report, error = _Reader(BytesIO(answer.said)).load()
+    except Exception as error:  # something in a report is of a class that only the user's modules have
+        return None, InternalError(f"the report of {check.name} cannot be read: {error}")
+    if answer.earlier and report is not None:
+        report.notes.append(_again(answer).removeprefix("; "))
+    return report, error
+
+
+def _read(said: bytes, file: str) -> tuple[list[Check], list[Outcome]]:
+    try:
+        checks, errors = _Reader(BytesIO(said)).load()
+    except Exception as error:
+        return [], [failed(file, InternalError(f"the checks of {file} cannot be read: {error}"))]
+    return checks, errors
 
 
 class _Reader(pickle.Unpickler):
     """Reads what a worker says, and imports nothing of the user's for it."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module not in sys.modules and not module.startswith("graphguard."):
+        if module not in sys.modules and module.partition(".")[0] not in _READABLE:
             raise pickle.UnpicklingError(f"it has a {name}, which only {module} knows")
         return super().find_class(module, name)
-
-
-def _warm_up() -> None:
-    """Load what every check needs, once for all processes. Where torch is missing, the files say so."""
-    with suppress(ImportError):
-        import graphguard.api  # noqa: F401
-
-
-# ---------------------------------------------------------------------- inside of a worker
-def _serve(pipe: Connection, target: Target, threads: int, shown: bool, listing: bool) -> NoReturn:
-    """What a worker does until it is stopped. Its stdout is stderr: results go through the pipe."""
-    code = 1
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-        if "OMP_NUM_THREADS" not in os.environ and "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(threads)
-        _work(pipe, target, _Speaker(pipe, shown), listing)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _work(pipe: Connection, target: Target, speaker: _Speaker, listing: bool) -> None:
-    try:
-        checks, errors = examine(target)
-    except Exception as error:
-        checks, errors = [], [failed(target.file, _defect(error))]
-    pipe.send(("examined", [replace(check, function=None) for check in checks], [_sendable(each) for each in errors]))
-    while True:
-        try:
-            wanted = pipe.recv()
-        except EOFError:
-            return
-        report, failure = _served(checks, wanted, speaker, listing)
-        try:
-            pipe.send(("outcome", report, failure))
-        except Exception as error:
-            pipe.send(("outcome", None, InternalError(f"the report of {wanted[1]} cannot be sent: {error}; please report it")))
-
-
-def _served(
-    checks: Sequence[Check], wanted: tuple[str, str], speaker: _Speaker, listing: bool
-) -> tuple[Any, GraphGuardError | None]:
-    found = [check for check in checks if (check.file, check.name) == wanted]
-    if not found:
-        return None, InternalError(f"the file has no check {wanted[1]} when it is imported again; its checks must not change")
-    try:
-        outcome = _outcome(found[0], speaker, listing)
-    except Exception as error:
-        return None, _defect(error)
-    return outcome.report, _sendable(outcome).error
-
-
-def _sendable(outcome: Outcome) -> Outcome:
-    """An error of a class of the user's own is unknown to the parent."""
-    error = outcome.error
-    if error is None or type(error).__module__.startswith("graphguard."):
-        return outcome
-    return replace(outcome, error=GraphGuardError(str(error)))
-
-
-def _defect(error: Exception) -> InternalError:
-    return InternalError(f"{type(error).__name__} in GraphGuard itself: {error}; please report it")
-
-
-class _Speaker:
-    """Tells the parent how far the check is."""
-
-    def __init__(self, pipe: Connection, shown: bool):
-        self.pipe, self.shown = pipe, shown
-
-    def found(self, checks: int) -> None:
-        pass
-
-    def start(self, check: str) -> None:
-        pass
-
-    def phase(self, check: str, title: str, done: int, total: int) -> None:
-        self.pipe.send(("phase", title, done, total))
-
-    def done(self, check: str) -> None:
-        pass

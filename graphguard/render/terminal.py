@@ -273,6 +273,7 @@ def _stats(report: ShownReport) -> list[Line]:
         return []
     stats = report.stats
     seconds = ", ".join(f"{name} {value:.2f} s" for name, value in stats["seconds"].items() if value is not None)
+    seconds += ", all else kept from an earlier run" if "kept" in stats else ""
     classes = f" in {stats['classes']} {'class' if stats['classes'] == 1 else 'classes'}" if stats.get("classes") else ""
     return [[Piece(f"{count(stats['ops'], 'operation')} on {count(stats['ranks'], 'rank')}{classes}; {seconds}", "dim")]]
 

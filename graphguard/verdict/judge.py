@@ -40,6 +40,7 @@ from graphguard.oracle.trial import Trial, UndefinedError, execute
 from graphguard.relation.expectation import Expectation
 from graphguard.verdict.limits import Limits
 
+FAILED = "it cannot be executed"  # begins why nothing was, if it was tried: the machine may be at fault
 TRIALS = 3
 _FURTHER = (Regime(1.0, positive=True), Regime(0.1), Regime(0.1, positive=True))  # where nothing was defined so far
 _OTHERS = (  # where there is no proof and no difference: clips may be inactive, and ties or zeros may matter
@@ -147,7 +148,7 @@ def judge(
     except ReplayError as error:
         if isinstance(error, UnsteadyError):
             raise
-        return Judgement(skipped=f"it cannot be executed: {error}", seconds=time.perf_counter() - begun)
+        return Judgement(skipped=f"{FAILED}: {error}", seconds=time.perf_counter() - begun)
     except UndefinedError as error:
         return Judgement(skipped=f"no inputs were found on which it is defined: {error}", seconds=time.perf_counter() - begun)
 

@@ -1,0 +1,1 @@
+"""Results of earlier runs, kept by the content of all that they depend on."""
