@@ -131,6 +131,7 @@ def verify(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A verdict that has conditions is a failure.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Prove everything, and keep nothing for the next run.")] = False,
+    apart: Annotated[bool, typer.Option("--ranks-apart", help="Capture every rank by itself, not by classes.")] = False,
     limits: Annotated[str, typer.Option(metavar="NAME=N[,NAME=N]", help="Allow for more work where a report says so.")] = "",
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
@@ -141,9 +142,10 @@ def verify(
         raise UsageError("give -j or --executor, not both: the cluster has as many processes as it has workers")
     if jobs is not None and jobs < 1:
         raise UsageError(f"-j {jobs}: write how many processes run checks, from 1 on")
+    from graphguard.capture.front import ranks_apart
     from graphguard.verdict.limits import parsed, stated
 
-    with stated(parsed(limits)):
+    with stated(parsed(limits)), ranks_apart(apart):
         how = _How(output_format, output, html, jobs or 1, executor, quiet, verbose, strict, not no_cache)
         raise typer.Exit(_Verification(how).run(paths))
 

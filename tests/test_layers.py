@@ -54,7 +54,7 @@ ROOMS = {
     "lemmas oracle capture.torch",
     "api": "scope lemmas capture.front capture.torch report pipeline audit",
     "testing": "report api",
-    "checks": "errors scope lemmas report verdict pipeline cache api",
+    "checks": "errors scope lemmas capture.front report verdict pipeline cache api",
     "pytest_plugin": "scope report checks",
     # what is run with them
     "bench": "errors graph relation engine.store engine.ranks engine.interpret engine.prove lemmas capture.torch",
@@ -63,7 +63,7 @@ ROOMS = {
     "fuzz": "errors graph aten relation engine.interpret engine.numeric engine.proof engine.relate engine.prove lemmas oracle "
     "capture.torch audit mutate",
     "gallery": "errors render report checks",
-    "cli": "errors graph lemmas render verdict pipeline audit checks bench mutate gallery",
+    "cli": "errors graph lemmas capture.front render verdict pipeline audit checks bench mutate gallery",
     "__main__": "cli",
 }
 ALLOWED = {(room, other) for room, others in ROOMS.items() for other in others.split()}

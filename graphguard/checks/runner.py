@@ -18,6 +18,7 @@ from io import BytesIO
 from typing import Any, Protocol
 
 from graphguard.cache.kit import kit
+from graphguard.capture.front import are_ranks_apart
 from graphguard.checks.check import Check, Outcome
 from graphguard.checks.crew import Crew, local_crew
 from graphguard.checks.discovery import Target, examine, failed
@@ -132,7 +133,7 @@ class _Run:
         self.errands: dict[Future[Answer], _Errand] = {}
         self.events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.lost: str | None = None  # why the crew cannot go on
-        elsewhere = _folder(), own_path(), kit(), stated_now()
+        elsewhere = _folder(), own_path(), kit(), stated_now(), are_ranks_apart()
         self.pattern = Task(uuid.uuid4().hex, Target(""), "", *elsewhere, crew.threads, listing, keeps)
 
     def outcomes(self) -> Generator[Outcome, None, None]:

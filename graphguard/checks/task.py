@@ -25,8 +25,8 @@ Listener = Callable[..., None]  # told `start` and `phase`, with the check
 
 @dataclass(frozen=True)
 class Task:
-    """run: a word that no other run has. keeps: whether results are kept, and taken from earlier runs.
-    wanted: the file and the name of a check; None to say what checks there are."""
+    """run: a word that no other run has. apart: whether every rank is captured by itself. keeps: whether results are kept, and
+    taken from earlier runs. wanted: the file and the name of a check; None to say what checks there are."""
 
     run: str
     target: Target
@@ -35,6 +35,7 @@ class Task:
     path: tuple[str, ...]
     kit: dict[str, str]
     limits: dict[str, int]
+    apart: bool
     threads: int | None
     listing: bool
     keeps: bool
@@ -129,7 +130,7 @@ def _setting(task: Task, listener: Listener | None) -> Setting:
     own = [entry for entry in sys.path if isinstance(entry, str)]
     path = (*(entry for entry in task.path if entry not in own), *own)
     environment, shown = dict(os.environ), listener is not None
-    more = task.limits, task.threads, shown, task.listing, task.keeps
+    more = task.limits, task.apart, task.threads, shown, task.listing, task.keeps
     return Setting(task.target, task.content, task.folder, path, environment, *more)
 
 

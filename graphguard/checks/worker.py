@@ -12,6 +12,7 @@ from hashlib import sha256
 from multiprocessing.connection import Connection
 from typing import Any
 
+from graphguard.capture.front import ranks_apart
 from graphguard.checks.check import Check, Outcome
 from graphguard.checks.discovery import Target, examine, failed
 from graphguard.errors import GraphGuardError, InternalError, UsageError
@@ -31,6 +32,7 @@ class Setting:
     path: tuple[str, ...]
     environment: Mapping[str, str]
     limits: Mapping[str, int]
+    apart: bool
     threads: int | None
     shown: bool
     listing: bool
@@ -42,7 +44,7 @@ def serve(pipe: Connection) -> None:
     _serving.append(pipe)
     setting: Setting = pipe.recv()
     speaker = _Speaker(pipe, setting.shown)
-    with stated(setting.limits):
+    with stated(setting.limits), ranks_apart(setting.apart):
         checks, errors = _examined(setting)
         speaker.say("examined", [check.to_send() for check in checks], [_sendable(each) for each in errors])
         while pipe.poll(PATIENCE):

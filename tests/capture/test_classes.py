@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from harness import command
 from torch import nn
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -327,6 +328,26 @@ def test_a_report_says_how_many_classes_there_were():
     with ranks_apart():
         report = gg.verify(lambda x: x.sum(0), program, mesh=8, inputs={"x": gg.Input((16, 4), Shard(0))})
     assert report.verified and report.stats["classes"] is None
+
+
+@pytest.mark.parametrize("options", [[], ["-j", "2"]])
+def test_the_command_line_captures_ranks_apart(tmp_path, options):
+    file = tmp_path / "checks.py"
+    file.write_text("""
+import graphguard as gg
+
+
+@gg.check
+def doubled():
+    return gg.verify(lambda x: x * 2, lambda x: x * 2, mesh=6, inputs={"x": gg.Input((6,), gg.Shard(0))})
+""")
+    found = []
+    for more in ([], ["--ranks-apart"]):
+        done = command("verify", str(file), "--no-cache", "--output-format", "json", *options, *more)
+        assert done.returncode == 0, done.stderr
+        (check,) = json.loads(done.stdout)["checks"]
+        found.append(check["stats"]["classes"])
+    assert found == [1, None]
 
 
 # ---------------------------------------------------------------------- modules
