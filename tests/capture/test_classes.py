@@ -331,7 +331,7 @@ def test_a_report_says_how_many_classes_there_were():
 
 
 @pytest.mark.parametrize("options", [[], ["-j", "2"]])
-def test_the_command_line_captures_ranks_apart(tmp_path, options):
+def test_the_command_line_captures_ranks_apart(tmp_path, options, capfd):
     file = tmp_path / "checks.py"
     file.write_text("""
 import graphguard as gg
@@ -343,9 +343,9 @@ def doubled():
 """)
     found = []
     for more in ([], ["--ranks-apart"]):
-        done = command("verify", str(file), "--no-cache", "--output-format", "json", *options, *more)
-        assert done.returncode == 0, done.stderr
-        (check,) = json.loads(done.stdout)["checks"]
+        code, out, error = command(capfd, "verify", str(file), "--no-cache", "--output-format", "json", *options, *more)
+        assert code == 0, error
+        (check,) = json.loads(out)["checks"]
         found.append(check["stats"]["classes"])
     assert found == [1, None]
 
