@@ -24,6 +24,7 @@ from graphguard.engine.relate.law import law_at
 from graphguard.engine.relate.localise import Localiser, scale_in_words
 from graphguard.engine.relate.outputs import Held, Relator, held, held_in_a_row
 from graphguard.engine.relate.per_operation import Lister, telling
+from graphguard.engine.relate.relatives import Relatives
 from graphguard.engine.relate.show import arranged_relation, relation_of
 from graphguard.engine.relate.summands import Summands
 from graphguard.engine.store.interval import stated_interval
@@ -106,12 +107,19 @@ def interpret(
     interpreter.draws = found.draws
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording, table.stops.at = False, None
+    relatives = Relatives(Relator(interpreter.ops), found.sequential, _mesh_of(joint), parts=True)
+    interpreter.is_related = lambda stream, value: relatives.relation(stream, value) is not None
     streams = without_overlaps(classes_of(joint.graphs, relations, apart), joint)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
     table.stops.at = None
     found.opaque, found.fallbacks, found.needs = interpreter.opaque, interpreter.fallbacks, interpreter.needs
     found.relied_on = list(interpreter.relied_on.values())
     return found
+
+
+def _mesh_of(joint: Joint) -> Mesh:
+    mesh = joint.graphs[0].mesh
+    return mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
 
 
 def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | None) -> None:
@@ -137,8 +145,7 @@ class _Prover:
         locate: bool = True,
     ):
         self.found, self.sequential, self.joint, self.expected, self.locate = found, sequential, joint, expected, locate
-        mesh = joint.graphs[0].mesh
-        self.mesh = mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
+        self.mesh = _mesh_of(joint)
         self.relator = Relator(Ops(found.table))
         self.own_lines = OwnLines(sequential)
         self.localiser = Localiser(found, sequential, self.mesh, self.relator)
