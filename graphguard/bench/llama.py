@@ -1,8 +1,8 @@
 """A Llama decoder as functions of named tensors: on one device, and under tensor + sequence parallelism, or tensor
 parallelism alone, as Megatron has them.
 
-Activations are [sequence, batch, hidden]. Outside attention and MLP a rank holds its part of the sequence, or all of it; inside, its
-heads or its part of the inner features, of the whole sequence. Embedding and head are split by rows of the vocabulary.
+Activations are [sequence, batch, hidden]. Outside attention and MLP a rank holds its part of the sequence, or all of it;
+inside, its heads or its part of the inner features, of the whole sequence. Embedding and head are split by rows of the vocabulary.
 """
 
 from __future__ import annotations

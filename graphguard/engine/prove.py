@@ -151,6 +151,7 @@ class _Prover:
         self.localiser = Localiser(found, sequential, self.mesh, self.relator)
         self.lister = Lister(found, sequential, self.mesh, self.relator, self.localiser)
         self.proof = Proof(listing=self.lister.programs)
+        self._uses: dict[Node, Source | None] = {}  # where the results of operations are first used
 
     def run(self) -> Proof:
         for path, tensor in self.sequential.outputs.items():
@@ -166,7 +167,9 @@ class _Prover:
                     break
         self.found.table.stops.at = None
         self.proof.stopped = self.found.table.stops.on_the_way_to([each.output for each in self.proof.findings if each.output])
-        self.proof.findings.sort(key=self._order)
+        nodes = enumerate(self.sequential.nodes)
+        places = {node.source: place for place, node in reversed(list(nodes)) if node.source}
+        self.proof.findings.sort(key=partial(self._order, places))
         self.proof.opaque = sorted(self.found.opaque)
         self.proof.operations = len(self.sequential.nodes) + sum(
             len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams
@@ -229,9 +232,8 @@ class _Prover:
             return Finding("unexplained-output", f"{path}: {expectation.wrong}", sequential=at, plain=True)
         return None
 
-    def _order(self, finding: Finding) -> tuple[int, int]:
+    def _order(self, places: Mapping[Source, int], finding: Finding) -> tuple[int, int]:
         """What comes first in the program is told first."""
-        places = {node.source: place for place, node in reversed(list(enumerate(self.sequential.nodes))) if node.source}
         where = None if finding.kind == "missing-output" else finding.sequential  # which has no line of the ranks
         return (0, places.get(where, len(places))) if where is not None else (1, 0)
 
@@ -260,7 +262,9 @@ class _Prover:
 
     def _lines_around(self, node: Node, origins: Sequence[Source]) -> tuple[Source, ...]:
         """Where an operation is named, its other line, where its result is first used, and where its operands come from."""
-        own = [self.own_lines.of(source) for source in (self._first_use(node), *origins)]
+        if node not in self._uses:
+            self._uses[node] = self._first_use(node)
+        own = [self.own_lines.of(source) for source in (self._uses[node], *origins)]
         lines = [self.own_lines.at(node), self.own_lines.of(node.source), node.source, *own]
         return tuple({line.place: line for line in lines if line is not None}.values())
 

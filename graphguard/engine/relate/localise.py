@@ -47,6 +47,8 @@ class Localiser:
         self.relatives = Relatives(relator, found.sequential, mesh, parts=True)
         self._related: dict[tuple[int, Tensor], Tensor | None] = {}
         self._covered: dict[Tensor, bool] = {}
+        self._ways: dict[int, _Ways] = {}  # by number of the stream
+        self._lines: dict[Node, tuple[Source, ...]] = {}
 
     @cached_property
     def _of_ranks(self) -> list[Relatives]:
@@ -57,7 +59,9 @@ class Localiser:
         after = self._break_of_ranks(path)
         before = self._break_of_sequential(path)
         words = self._words(after, before)
-        others = self._origins(after.node) if after else ()
+        if after is not None and after.node not in self._lines:
+            self._lines[after.node] = self._origins(after.node)
+        others = self._lines[after.node] if after is not None else ()
         return Place(before.node if before else None, after.node if after else None, words, others)
 
     def _origins(self, node: Node) -> tuple[Source, ...]:
@@ -84,8 +88,9 @@ class Localiser:
         for number, (stream, _) in enumerate(self.found.streams):
             output = stream.graphs[0].outputs.get(path)
             if output is not None and self.related(number, output) is None:
-                graph = stream.graphs[0]
-                return _first_break(self.stops, graph, output, partial(self._is_related, number))
+                if number not in self._ways:
+                    self._ways[number] = _Ways(self.stops, stream.graphs[0], partial(self._is_related, number))
+                return self._ways[number].first_break(output)
         return None
 
     def related(self, number: int, tensor: Tensor) -> Tensor | None:
@@ -104,7 +109,11 @@ class Localiser:
         output = self.sequential.outputs.get(path)
         if output is None or self.covered(output):
             return None
-        return _first_break(self.stops, self.sequential, output, self.covered)
+        return self._ways_of_sequential.first_break(output)
+
+    @cached_property
+    def _ways_of_sequential(self) -> _Ways:
+        return _Ways(self.stops, self.sequential, self.covered)
 
     def covered(self, tensor: Tensor) -> bool:
         """Whether some tensor of the ranks is a copy, a tile or a summand of a sequential one."""
@@ -151,38 +160,64 @@ def scale_in_words(factor: Fraction, mesh: Mesh) -> str:
     return f"it is {factor} times the expected value"
 
 
-def _first_break(stops: Stops, graph: Graph, output: Tensor, related: Callable[[Tensor], bool]) -> Break | None:
-    """The first node, on the way to an output, with related operands and an unrelated result that leads to nothing related."""
-    maker = {tensor: node for node in graph.nodes for tensor in node.outputs}
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
-    lost: dict[Tensor, Node] = {}
-    pending = [output]
-    while pending and not stops.over("visits", len(lost) + 1):
-        tensor = pending.pop()
-        if tensor in lost or tensor not in maker or related(tensor):
-            continue
-        lost[tensor] = maker[tensor]
-        pending += maker[tensor].operands()
-    breaks = [Break(node, tensor) for tensor, node in lost.items() if not any(operand in lost for operand in node.operands())]
-    breaks = [each for each in breaks if not is_unwritten(each.node)] or breaks
-    harmful = [each for each in breaks if not _recovers(stops, graph, each.tensor, related)]
-    return min(harmful or breaks, key=lambda each: order[id(each.node)], default=None)
+class _Ways:
+    """The ways through one program, along what is not related. What one output shows of them is kept for the others."""
 
+    def __init__(self, stops: Stops, graph: Graph, related: Callable[[Tensor], bool]):
+        self.stops, self.related = stops, related
+        self.maker = {tensor: node for node in graph.nodes for tensor in node.outputs}
+        self.order = {id(node): place for place, node in enumerate(graph.nodes)}
+        self.users: dict[Tensor, list[Node]] = defaultdict(list)
+        for node in graph.nodes:
+            for operand in node.operands():
+                self.users[operand].append(node)
+        self._breaks: dict[Tensor, frozenset[Tensor]] = {}  # before a tensor that is lost
+        self._recovers: dict[Tensor, bool] = {}
 
-def _recovers(stops: Stops, graph: Graph, tensor: Tensor, related: Callable[[Tensor], bool]) -> bool:
-    """Whether an unrelated value leads, through other unrelated ones, to a related one."""
-    users: dict[Tensor, list[Node]] = defaultdict(list)
-    for node in graph.nodes:
-        for operand in node.operands():
-            users[operand].append(node)
-    seen, pending = {tensor}, [tensor]
-    while pending and not stops.over("visits", len(seen) + 1):
-        for node in users[pending.pop()]:
-            for result in node.outputs:
-                if result in seen:
-                    continue
-                if related(result):
-                    return True
-                seen.add(result)
-                pending.append(result)
-    return False
+    def first_break(self, output: Tensor) -> Break | None:
+        """The first node, on the way to an output, with related operands and an unrelated result that leads to nothing
+        related."""
+        tensors = sorted(self._breaks_before(output), key=lambda tensor: (self.order[id(self.maker[tensor])], tensor.id))
+        breaks = [Break(self.maker[tensor], tensor) for tensor in tensors]
+        breaks = [each for each in breaks if not is_unwritten(each.node)] or breaks
+        return next((each for each in breaks if not self.recovers(each.tensor)), breaks[0] if breaks else None)
+
+    def _breaks_before(self, output: Tensor) -> frozenset[Tensor]:
+        """Unrelated results of related operands."""
+        lost: set[Tensor] = set()
+        pending, cut = [output], False
+        while pending:
+            tensor = pending.pop()
+            if tensor in lost or tensor in self._breaks or tensor not in self.maker or self.related(tensor):
+                continue
+            if self.stops.over("visits", len(lost) + 1):
+                cut = True
+                break
+            lost.add(tensor)
+            pending += self.maker[tensor].operands()
+        found = dict(self._breaks) if cut else self._breaks  # of what was not visited nothing is known
+        for tensor in sorted(lost, key=lambda each: self.order[id(self.maker[each])]):
+            before = [found[operand] for operand in self.maker[tensor].operands() if operand in found]
+            found[tensor] = frozenset().union(*before) if before else frozenset([tensor])
+        return found.get(output, frozenset())
+
+    def recovers(self, tensor: Tensor) -> bool:
+        """Whether an unrelated value leads, through other unrelated ones, to a related one."""
+        if tensor not in self._recovers:
+            self._recovers[tensor] = self._finds_related(tensor)
+        return self._recovers[tensor]
+
+    def _finds_related(self, tensor: Tensor) -> bool:
+        seen, pending = {tensor}, [tensor]
+        while pending and not self.stops.over("visits", len(seen) + 1):
+            for node in self.users[pending.pop()]:
+                for result in node.outputs:
+                    if result in seen or self._recovers.get(result) is False:
+                        continue
+                    if self._recovers.get(result) or self.related(result):
+                        return True
+                    seen.add(result)
+                    pending.append(result)
+        if not pending:  # all that it leads to was seen
+            self._recovers.update(dict.fromkeys(seen, False))
+        return False
