@@ -2,7 +2,8 @@
 parallelism alone, as Megatron has them.
 
 Activations are [sequence, batch, hidden]. Outside attention and MLP a rank holds its part of the sequence, or all of it;
-inside, its heads or its part of the inner features, of the whole sequence. Embedding and head are split by rows of the vocabulary.
+inside, its heads or its part of the inner features, of the whole sequence. Embedding and head are split by rows of the
+vocabulary.
 """
 
 from __future__ import annotations
