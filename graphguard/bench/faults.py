@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -56,18 +56,22 @@ def _measured(llama: Llama, ranks: int) -> Measurement:
     begun = time.perf_counter()
     problem = TorchFrontEnd(subject, stated).problem(frozenset())
     captured = time.perf_counter() - begun
-    begun = {"proof": time.process_time()}
-    report = decide(problem, progress=lambda phase, done, total: begun.setdefault(phase, time.process_time()))
+    phases: dict[str, float] = {}  # when they began
+
+    def noted(phase: str, done: int, total: int) -> None:
+        phases.setdefault(phase, time.process_time())
+
+    report = decide(problem, progress=noted)
     ended = time.process_time()
     expected = "refuted" if isinstance(llama, WrongLlama) else "verified"
     if report.verdict != expected:
         raise InternalError(f"the benchmark is {report.verdict}, not {expected}")
-    return Measurement(captured, begun["oracle"] - begun["proof"], ended - begun["oracle"])
+    return Measurement(captured, phases["oracle"] - phases["proof"], ended - phases["oracle"])
 
 
 def programs(layers: int, splits_sequence: bool) -> Iterator[tuple[str, Llama]]:
     """The right one first; then each fault, those of a layer in the first, the middle and the last one."""
-    sizes = {"layers": layers, "splits_sequence": splits_sequence, **_SMALL}
+    sizes: dict[str, Any] = {"layers": layers, "splits_sequence": splits_sequence, **_SMALL}
     yield "none", Llama(**sizes)
     for fault in FAULTS:
         for at in sorted({0, layers // 2, layers - 1}) if fault in IN_A_LAYER else [0]:

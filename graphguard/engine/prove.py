@@ -15,6 +15,7 @@ from graphguard.engine.algebra.value import taken
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
 from graphguard.engine.limits import Limits, ProofStops
 from graphguard.engine.proof import Proof, Relation
+from graphguard.engine.ranks import astray
 from graphguard.engine.ranks.draws import matched
 from graphguard.engine.ranks.rank_classes import streams as classes_of
 from graphguard.engine.ranks.split_classes import without_overlaps
@@ -282,6 +283,8 @@ class _Prover:
         return None
 
     def _stopped(self, path: str, unknown: Unknown) -> Finding:
+        if unknown.reason == astray.REASON:
+            return self._located("unexplained-output", path, f"{path}: {unknown.reason}")
         return self._located("relation-lost", path, f"{path} has no description: {unknown.reason}")
 
     def _infer(self, path: str, whole: Value, output: Held) -> Relation | Finding:

@@ -26,9 +26,6 @@ class Match:
     op: str
     group: tuple[int, ...]
     nodes: dict[int, Node] = field(default_factory=dict)
-    seen: dict[Hashable, int] = field(
-        default_factory=dict, repr=False, compare=False
-    )  # by form of a call, the first to have it
 
     @property
     def any_node(self) -> Node:
@@ -117,6 +114,7 @@ class _Play:
         self.started: dict[object, int] = defaultdict(int)
         self.collectives: dict[object, Match] = {}
         self.messages: dict[object, deque[Match]] = defaultdict(deque)
+        self.seen: dict[int, dict[Hashable, int]] = defaultdict(dict)  # of each match, the first rank with a form of its call
 
     def run(self) -> Joint:
         findings = [finding for graph in self.graphs for finding in graph.findings]
@@ -205,17 +203,16 @@ class _Play:
             if problem is not None:
                 raise _disagree(rank, node, newcomer, other, problem)
 
-    @staticmethod
-    def _compared(match: Match, newcomer: int) -> list[tuple[int, Node]]:
+    def _compared(self, match: Match, newcomer: int) -> list[tuple[int, Node]]:
         """The members that a newcomer may disagree with. Of those that show the same to all, the first is enough, if the
         newcomer does so too."""
         node = match.nodes[newcomer]
         if not pairwise(node):
             first = next(iter(match.nodes.items()))
             return [] if first[0] == newcomer else [first]
-        shown = form(node)
-        known = list(match.nodes if shown is None else match.seen.values())
-        match.seen.setdefault(("of its own", newcomer) if shown is None else shown, newcomer)
+        shown, seen = form(node), self.seen[match.id]
+        known = list(match.nodes if shown is None else seen.values())
+        seen.setdefault(("of its own", newcomer) if shown is None else shown, newcomer)
         return [(rank, match.nodes[rank]) for rank in known if rank != newcomer]
 
     # ------------------------------------------------------------------ what is left when nothing moves
