@@ -35,6 +35,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/graphguard bench capture
 	$(BIN)/graphguard bench engine
+	$(BIN)/graphguard bench faults
 
 # 20,000 mutants and 2,000 rewrites of the proof cases, judged by execution and by the prover: about an hour on two cores.
 campaign: $(STAMP)

@@ -370,14 +370,16 @@ def mutate(
 
 
 @app.command()
-def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture or engine.")] = "capture") -> None:
+def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture, engine or faults.")] = "capture") -> None:
     """Measure this machine."""
     if what == "capture":
         from graphguard.bench.capture import main as run_benchmark
     elif what == "engine":
         from graphguard.bench.engine import main as run_benchmark
+    elif what == "faults":
+        from graphguard.bench.faults import main as run_benchmark
     else:
-        raise UsageError(f"there is no benchmark {what!r}; there are: capture, engine")
+        raise UsageError(f"there is no benchmark {what!r}; there are: capture, engine, faults")
     with _stopping():
         run_benchmark()
 

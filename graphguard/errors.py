@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import traceback
+from types import CodeType
 from typing import Any
 
 
@@ -43,6 +46,20 @@ class MismatchError(ProgramError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.finding)
+
+
+def is_by_signal(error: BaseException) -> bool:
+    """Whether an error was raised by a handler of signals, such as a limit of time that the user set."""
+    handlers = [signal.getsignal(each) for each in signal.valid_signals()]
+    codes = {_code_of(handler) for handler in handlers if callable(handler)} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Of a function, a method, or an object that can be called."""
+    function = getattr(handler, "__func__", handler)
+    found = getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return found if isinstance(found, CodeType) else None
 
 
 def first_line(error: BaseException) -> str:

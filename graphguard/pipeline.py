@@ -14,7 +14,7 @@ from graphguard.capture.front import Captured, FrontEnd, Problem, Progress
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import prove
 from graphguard.engine.second_attempt import proved_apart
-from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError
+from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError, is_by_signal
 from graphguard.graph.listing import without_relations
 from graphguard.lemmas.known import all_lemmas
 from graphguard.lemmas.user import Lemma, by_operator
@@ -104,6 +104,8 @@ def run(job: Job) -> Report:
     except GraphGuardError:
         raise
     except Exception as error:
+        if is_by_signal(error):  # a limit of time that the user set is no defect of ours
+            raise
         raise InternalError(f"{type(error).__name__} in GraphGuard itself: {error}; please report it") from error
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pickle
+import signal
 
 import pytest
 import torch
@@ -134,6 +135,27 @@ def test_a_defect_of_the_prover_is_an_error_not_a_verdict(prover):
     prover.answer = ZeroDivisionError("division by zero")
     with pytest.raises(InternalError, match=r"^ZeroDivisionError in GraphGuard itself: division by zero; please report it$"):
         verify()
+
+
+class Slow(Exception):
+    """A limit of the user's."""
+
+
+def test_a_limit_of_time_of_the_user_is_no_defect(prover, monkeypatch):
+    def stop(number, frame):
+        raise Slow("too slow")
+
+    class Stopped:
+        def __call__(self, *args, **kwargs):
+            signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        monkeypatch.setattr("graphguard.pipeline.prove", Stopped())
+        with pytest.raises(Slow, match="too slow"):
+            verify()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_where_checks_are_collected_nothing_runs(prover):

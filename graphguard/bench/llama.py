@@ -1,7 +1,9 @@
-"""A Llama decoder as functions of named tensors: on one device, and under tensor + sequence parallelism as Megatron has it.
+"""A Llama decoder as functions of named tensors: on one device, and under tensor + sequence parallelism, or tensor
+parallelism alone, as Megatron has them.
 
-Activations are [sequence, batch, hidden]. Outside attention and MLP a rank holds its part of the sequence; inside, its heads
-or its part of the inner features, of the whole sequence. Embedding and head are split by rows of the vocabulary.
+Activations are [sequence, batch, hidden]. Outside attention and MLP a rank holds its part of the sequence, or all of it;
+inside, its heads or its part of the inner features, of the whole sequence. Embedding and head are split by rows of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Llama:
     head: int = 128
     inner: int = 53248
     vocab: int = 131072
+    splits_sequence: bool = True  # else tensor parallelism alone: every rank has all tokens between attention and MLP
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], Placement]]:
         """Each parameter's shape, and how the ranks split it."""
@@ -74,20 +77,38 @@ class Llama:
 
     def distributed(self, tokens: Tensor, target: Tensor, **params: Tensor) -> dict[str, Any]:
         p = _leaves(params)
-        x = _scattered_sum(_own_rows(tokens, p["embedding"]))
+        x = self._leave(self._embedded(tokens, p["embedding"]))
         turn = self._turn()
         for layer in range(self.layers):
-            h = self._attention(_gathered(_rms_norm(x, p[f"attention_norm{layer}"])), p, layer, turn)
-            x = x + _scattered_sum(F.linear(h, p[f"out{layer}"]))
-            h = _swiglu(_gathered(_rms_norm(x, p[f"mlp_norm{layer}"])), p[f"gate{layer}"], p[f"up{layer}"])
-            x = x + _scattered_sum(F.linear(h, p[f"down{layer}"]))
-        logits = F.linear(_gathered(_rms_norm(x, p["norm"])), p["unembedding"])
+            h = self._attention(self._enter(_rms_norm(x, p[f"attention_norm{layer}"]), layer), p, layer, turn)
+            x = x + self._leave(F.linear(h, p[f"out{layer}"]), layer)
+            h = _swiglu(self._enter(_rms_norm(x, p[f"mlp_norm{layer}"])), p[f"gate{layer}"], p[f"up{layer}"])
+            x = x + self._leave(F.linear(h, p[f"down{layer}"]))
+        logits = F.linear(self._enter(_rms_norm(x, p["norm"])), p["unembedding"])
         loss = _CrossEntropy.apply(logits, target).mean()
         grads = _gradients(loss, p)
         for name, grad in grads.items():
-            if name.startswith(_BEFORE_SPLIT):
+            if self._is_summed(name):
                 dist.all_reduce(grad)
         return {"loss": loss.detach(), "grads": grads}
+
+    # ------------------------------------------------------------------ where the ranks meet
+    def _embedded(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        return own_rows(tokens, weight, dist.get_rank() * weight.size(0))
+
+    def _enter(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """What attention or MLP read: all of the sequence. layer: whose attention it is, if it is one."""
+        entered: Tensor = (_Gather if self.splits_sequence else _Copy).apply(x)
+        return entered
+
+    def _leave(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """What they add, summed."""
+        left: Tensor = (_ScatterSum if self.splits_sequence else _Sum).apply(x)
+        return left
+
+    def _is_summed(self, name: str) -> bool:
+        """Whether a parameter meets one rank's tokens only, so that its gradient is a sum over ranks."""
+        return self.splits_sequence and name.startswith(_BEFORE_SPLIT)
 
     # ------------------------------------------------------------------ what they share
     def _turn(self) -> tuple[Tensor, Tensor]:
@@ -160,25 +181,40 @@ class _ScatterSum(torch.autograd.Function):
         return _all_gather(grad)
 
 
-def _gathered(x: Tensor) -> Tensor:
-    result: Tensor = _Gather.apply(x)
-    return result
+def _all_reduce(x: Tensor) -> Tensor:
+    whole = x.clone()
+    dist.all_reduce(whole)
+    return whole
 
 
-def _scattered_sum(x: Tensor) -> Tensor:
-    result: Tensor = _ScatterSum.apply(x)
-    return result
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _all_reduce(grad)
 
 
-def _elsewhere(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _elsewhere(ids: Tensor, rows: int, start: int) -> tuple[Tensor, Tensor]:
     """Which ids other ranks hold, and the row here of those that they do not."""
-    start = dist.get_rank() * rows
     foreign = (ids < start) | (ids >= start + rows)
     return foreign, (ids - start).masked_fill(foreign, 0)
 
 
-def _own_rows(tokens: Tensor, weight: Tensor) -> Tensor:
-    foreign, rows = _elsewhere(tokens, weight.size(0))
+def own_rows(tokens: Tensor, weight: Tensor, start: int) -> Tensor:
+    foreign, rows = _elsewhere(tokens, weight.size(0), start)
     return F.embedding(rows, weight).masked_fill(foreign.unsqueeze(-1), 0.0)
 
 
@@ -190,7 +226,7 @@ class _CrossEntropy(torch.autograd.Function):
         largest = logits.amax(-1)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         logits = logits - largest.unsqueeze(-1)
-        foreign, column = _elsewhere(target, logits.size(-1))
+        foreign, column = _elsewhere(target, logits.size(-1), dist.get_rank() * logits.size(-1))
         chosen = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(foreign, 0.0)
         dist.all_reduce(chosen)
         total = logits.exp().sum(-1)

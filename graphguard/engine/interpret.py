@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from graphguard.engine.algebra.sums import named
 from graphguard.engine.ranks import draws
+from graphguard.engine.ranks.astray import Astray
 from graphguard.engine.ranks.collective import Groups
 from graphguard.engine.ranks.collective_call import CollectiveCall
 from graphguard.engine.ranks.draws import Draws
@@ -55,6 +57,12 @@ class Lemmas:
     own: Mapping[str, UserLemma] = field(default_factory=dict)
 
 
+class IsRelated(Protocol):
+    """Whether what the ranks of a stream hold is a copy, a tile, a summand or a multiple of a sequential tensor."""
+
+    def __call__(self, stream: Stream, value: Described) -> bool: ...
+
+
 class NodeNeeds(NamedTuple):
     """What an operation needs, so that it is defined; of each lane, the operation."""
 
@@ -87,6 +95,7 @@ class Interpreter:
         self.needs: list[NodeNeeds] = []
         self.groups: dict[tuple[tuple[int, ...], ...], Groups] = {}  # by the lanes of their members
         self.draws = Draws()
+        self.is_related: IsRelated | None = None  # to the sequential program; ways that lead far from it are then not followed
         self._constants: dict[Constant, Any] = {}
 
     # ------------------------------------------------------------------ one node
@@ -284,7 +293,7 @@ class Interpreter:
 
     # ------------------------------------------------------------------ the ranks
     def run_streams(self, streams: Sequence[Stream], joint: Joint, inputs: Mapping[str, Value]) -> list[Environment]:
-        players = [Player(self, stream, joint, inputs) for stream in streams]
+        players = [Player(self, stream, joint, inputs, len(streams)) for stream in streams]
         where = {rank: (player, lane) for player in players for lane, rank in enumerate(player.stream.ranks)}
         moved = True
         while moved:
@@ -299,13 +308,15 @@ class Interpreter:
 class Player:
     """One stream while it is described."""
 
-    def __init__(self, interpreter: Interpreter, stream: Stream, joint: Joint, inputs: Mapping[str, Value]):
+    def __init__(self, interpreter: Interpreter, stream: Stream, joint: Joint, inputs: Mapping[str, Value], classes: int):
         self.interpreter, self.stream, self.joint = interpreter, stream, joint
         self.graph = stream.graphs[0]
         self.environment: Environment = {}
         self.pending = list(range(len(self.graph.nodes)))
         self.posted: dict[int, list[Described]] = {}  # what each communication sends, by position
         self._positions: dict[int, dict[int, int]] = {}
+        related = interpreter.is_related
+        self.astray = None if related is None else Astray(interpreter.table, classes, partial(related, stream))
         self._begin(inputs)
 
     def position_of(self, lane: int, node: Node) -> int:
@@ -366,9 +377,12 @@ class Player:
         args, kwargs = bound(self.stream.arguments("graphs", position), self.environment)
         if node.op == "dist.wait":
             return
-        before = self.interpreter.table.needs.count()
+        before, work = self.interpreter.table.needs.count(), self.interpreter.table.work
         self.interpreter.table.stops.at = node
         results = self._random(position, node, args) or self.interpreter.describe(node, args, kwargs, self.stream.lanes)
+        if self.astray is not None:
+            work = self.interpreter.table.work - work + self.behind(position)
+            results = self.astray.checked(node, results, work)
         self.environment |= zip(node.outputs, results, strict=False)
         needs = self.interpreter.table.needs.since(before)
         if needs:
@@ -393,7 +407,7 @@ class Player:
             for rank, graph in zip(self.stream.ranks, self.stream.graphs, strict=True)
         ]
         self.interpreter.table.stops.at = node
-        call = CollectiveCall(self, position, matches, where)
+        call, work = CollectiveCall(self, position, matches, where), self.interpreter.table.work
         if not call.complete():
             return False
         try:
@@ -401,8 +415,15 @@ class Player:
         except Undescribed as error:
             results = [Unknown(str(error), node)] * len(node.outputs)
         checked = [self.interpreter._checked(node, *each) for each in zip(node.outputs, results, strict=True)]
+        if self.astray is not None:
+            work = self.interpreter.table.work - work + call.behind()
+            checked = self.astray.checked(node, checked, work)
         self.environment |= zip(node.outputs, checked, strict=True)
         return True
+
+    def behind(self, position: int) -> int:
+        """The work on the longest way to what an operation reads, from what was last related to the sequential program."""
+        return 0 if self.astray is None else self.astray.behind(self.graph.nodes[position].operands())
 
 
 # ---------------------------------------------------------------------- small things

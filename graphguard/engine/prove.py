@@ -15,6 +15,7 @@ from graphguard.engine.algebra.value import taken
 from graphguard.engine.interpret import Interpretation, Interpreter, Lemmas
 from graphguard.engine.limits import Limits, ProofStops
 from graphguard.engine.proof import Proof, Relation
+from graphguard.engine.ranks import astray
 from graphguard.engine.ranks.draws import matched
 from graphguard.engine.ranks.rank_classes import streams as classes_of
 from graphguard.engine.ranks.split_classes import without_overlaps
@@ -24,6 +25,7 @@ from graphguard.engine.relate.law import law_at
 from graphguard.engine.relate.localise import Localiser, scale_in_words
 from graphguard.engine.relate.outputs import Held, Relator, held, held_in_a_row
 from graphguard.engine.relate.per_operation import Lister, telling
+from graphguard.engine.relate.relatives import Relatives
 from graphguard.engine.relate.show import arranged_relation, relation_of
 from graphguard.engine.relate.summands import Summands
 from graphguard.engine.store.interval import stated_interval
@@ -106,12 +108,19 @@ def interpret(
     interpreter.draws = found.draws
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording, table.stops.at = False, None
+    relatives = Relatives(Relator(interpreter.ops), found.sequential, _mesh_of(joint), parts=True)
+    interpreter.is_related = lambda stream, value: relatives.relation(stream, value) is not None
     streams = without_overlaps(classes_of(joint.graphs, relations, apart), joint)
     found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
     table.stops.at = None
     found.opaque, found.fallbacks, found.needs = interpreter.opaque, interpreter.fallbacks, interpreter.needs
     found.relied_on = list(interpreter.relied_on.values())
     return found
+
+
+def _mesh_of(joint: Joint) -> Mesh:
+    mesh = joint.graphs[0].mesh
+    return mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
 
 
 def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | None) -> None:
@@ -137,13 +146,13 @@ class _Prover:
         locate: bool = True,
     ):
         self.found, self.sequential, self.joint, self.expected, self.locate = found, sequential, joint, expected, locate
-        mesh = joint.graphs[0].mesh
-        self.mesh = mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
+        self.mesh = _mesh_of(joint)
         self.relator = Relator(Ops(found.table))
         self.own_lines = OwnLines(sequential)
         self.localiser = Localiser(found, sequential, self.mesh, self.relator)
         self.lister = Lister(found, sequential, self.mesh, self.relator, self.localiser)
         self.proof = Proof(listing=self.lister.programs)
+        self._uses: dict[Node, Source | None] = {}  # where the results of operations are first used
 
     def run(self) -> Proof:
         for path, tensor in self.sequential.outputs.items():
@@ -159,7 +168,9 @@ class _Prover:
                     break
         self.found.table.stops.at = None
         self.proof.stopped = self.found.table.stops.on_the_way_to([each.output for each in self.proof.findings if each.output])
-        self.proof.findings.sort(key=self._order)
+        nodes = enumerate(self.sequential.nodes)
+        places = {node.source: place for place, node in reversed(list(nodes)) if node.source}
+        self.proof.findings.sort(key=partial(self._order, places))
         self.proof.opaque = sorted(self.found.opaque)
         self.proof.operations = len(self.sequential.nodes) + sum(
             len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams
@@ -222,9 +233,8 @@ class _Prover:
             return Finding("unexplained-output", f"{path}: {expectation.wrong}", sequential=at, plain=True)
         return None
 
-    def _order(self, finding: Finding) -> tuple[int, int]:
+    def _order(self, places: Mapping[Source, int], finding: Finding) -> tuple[int, int]:
         """What comes first in the program is told first."""
-        places = {node.source: place for place, node in reversed(list(enumerate(self.sequential.nodes))) if node.source}
         where = None if finding.kind == "missing-output" else finding.sequential  # which has no line of the ranks
         return (0, places.get(where, len(places))) if where is not None else (1, 0)
 
@@ -253,7 +263,9 @@ class _Prover:
 
     def _lines_around(self, node: Node, origins: Sequence[Source]) -> tuple[Source, ...]:
         """Where an operation is named, its other line, where its result is first used, and where its operands come from."""
-        own = [self.own_lines.of(source) for source in (self._first_use(node), *origins)]
+        if node not in self._uses:
+            self._uses[node] = self._first_use(node)
+        own = [self.own_lines.of(source) for source in (self._uses[node], *origins)]
         lines = [self.own_lines.at(node), self.own_lines.of(node.source), node.source, *own]
         return tuple({line.place: line for line in lines if line is not None}.values())
 
@@ -271,6 +283,8 @@ class _Prover:
         return None
 
     def _stopped(self, path: str, unknown: Unknown) -> Finding:
+        if unknown.reason == astray.REASON:
+            return self._located("unexplained-output", path, f"{path}: {unknown.reason}")
         return self._located("relation-lost", path, f"{path} has no description: {unknown.reason}")
 
     def _infer(self, path: str, whole: Value, output: Held) -> Relation | Finding:

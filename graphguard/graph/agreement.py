@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from graphguard.graph.collectives import COLLECTIVES, Count, Share
 from graphguard.graph.ir import Node, Value
@@ -34,6 +34,20 @@ def pairwise(node: Node) -> bool:
     """Whether a rank must be compared with every other, not with one of them."""
     row = COLLECTIVES.get(node.op)
     return row is not None and row.pairwise
+
+
+def form(node: Node) -> Hashable | None:
+    """All that others see of a call, if they see the same wherever they stand in the group; None if each sees something of
+    its own, as where the parts for different ranks are unlike."""
+    operands, outputs = list(node.operands()), node.outputs
+    if any(len({value.type for value in values}) > 1 for values in (operands, outputs)):
+        return None
+    splits = [node.kwargs.get(f"{side}_splits") for side in ("input", "output")]
+    if any(len(set(each)) > 1 for each in splits if each is not None):  # type: ignore[arg-type]
+        return None
+    types = tuple((len(values), values[0].type if values else "") for values in (operands, outputs))
+    rest = tuple((name, node.kwargs.get(name)) for name in ("reduce", "root", "strides"))
+    return node.op, called(node), types, tuple(each and each[:1] for each in splits), rest  # type: ignore[index]
 
 
 def other_members(node: Node, its: Node) -> str:

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from graphguard.graph.agreement import ONE_ORDER, called, disagreement, inconsistency, other_members, pairwise
+from graphguard.graph.agreement import ONE_ORDER, called, disagreement, form, inconsistency, other_members, pairwise
 from graphguard.graph.collectives import MESSAGES, NEW_GROUP, WAIT
 from graphguard.graph.findings import Finding
 from graphguard.graph.ir import Graph, Node, Source
@@ -114,6 +114,7 @@ class _Play:
         self.started: dict[object, int] = defaultdict(int)
         self.collectives: dict[object, Match] = {}
         self.messages: dict[object, deque[Match]] = defaultdict(deque)
+        self.seen: dict[int, dict[Hashable, int]] = defaultdict(dict)  # of each match, the first rank with a form of its call
 
     def run(self) -> Joint:
         findings = [finding for graph in self.graphs for finding in graph.findings]
@@ -149,8 +150,7 @@ class _Play:
             raise _Stop(Finding("collective-mismatch", message, (rank,), _sources(node)))
         match = self._message(rank, node) if node.op in MESSAGES else self._collective(rank, node)
         match.nodes[rank] = node
-        if len(match.nodes) > 1:
-            self._require_agreement(match, rank)
+        self._require_agreement(match, rank)
         return match
 
     def _collective(self, rank: int, node: Node) -> Match:
@@ -198,13 +198,22 @@ class _Play:
 
     def _require_agreement(self, match: Match, newcomer: int) -> None:
         other = match.nodes[newcomer]
-        compared = match.nodes.items() if pairwise(other) else [next(iter(match.nodes.items()))]
-        for rank, node in compared:
-            if rank == newcomer:
-                continue
+        for rank, node in self._compared(match, newcomer):
             problem = disagreement(match.group, rank, node, newcomer, other)
             if problem is not None:
                 raise _disagree(rank, node, newcomer, other, problem)
+
+    def _compared(self, match: Match, newcomer: int) -> list[tuple[int, Node]]:
+        """The members that a newcomer may disagree with. Of those that show the same to all, the first is enough, if the
+        newcomer does so too."""
+        node = match.nodes[newcomer]
+        if not pairwise(node):
+            first = next(iter(match.nodes.items()))
+            return [] if first[0] == newcomer else [first]
+        shown, seen = form(node), self.seen[match.id]
+        known = list(match.nodes if shown is None else seen.values())
+        seen.setdefault(("of its own", newcomer) if shown is None else shown, newcomer)
+        return [(rank, match.nodes[rank]) for rank in known if rank != newcomer]
 
     # ------------------------------------------------------------------ what is left when nothing moves
     def stuck(self) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 
@@ -171,11 +172,18 @@ class Repairs:
                         while len(site.turns) <= turn:
                             site.turns.append({})
                         site.turns[turn][rank] = value
-        reached = [self.rerun.before(self.ends[path]) for path in self.wrong]
         for site in sites.values():
             site.turns = [turn for turn in site.turns if turn]
-            if all(any(at in before for at in site.ats) for before in reached):
+            led = 0
+            for at in site.ats:
+                led |= self._leads_to.get(at, 0)
+            if led == (1 << len(self.wrong)) - 1:
                 yield site
+
+    @cached_property
+    def _leads_to(self) -> dict[At, int]:
+        """Of each tensor, to which of the wrong outputs it leads."""
+        return self.rerun.leading_to([self.ends[path] for path in self.wrong])
 
     def _moves(self, rank: int, node: Node) -> bool:
         """Whether an operation only moves numbers, or makes such as say nothing."""

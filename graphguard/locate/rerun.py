@@ -53,9 +53,16 @@ class Rerun:
                 for value in node.operands():
                     self.users.setdefault((rank, value), []).append((rank, node))
         self.steps = 0  # operations that were run
+        self._operands: dict[tuple[int, Node], list[At]] = {}
 
     # ------------------------------------------------------------------ what depends on what
     def operands(self, rank: int, node: Node) -> list[At]:
+        known = self._operands.get((rank, node))
+        if known is None:
+            known = self._operands[rank, node] = self._read_by(rank, node)
+        return known
+
+    def _read_by(self, rank: int, node: Node) -> list[At]:
         if not node.communicates:
             return [(rank, value) for value in node.operands()]
         match = self.joint.match_of(rank, node)
@@ -70,6 +77,32 @@ class Rerun:
     def before(self, ends: Iterable[At]) -> set[At]:
         """All that some tensors are made from, and they themselves."""
         return _reached(ends, lambda at: self.operands(at[0], self.makers[at]) if at in self.makers else ())
+
+    def leading_to(self, ends: Sequence[Iterable[At]]) -> dict[At, int]:
+        """Of each tensor, to which of several ends it leads: one bit for each."""
+        found: dict[At, int] = {}
+        for number, each in enumerate(ends):
+            for at in each:
+                found[at] = found.get(at, 0) | 1 << number
+        for at in reversed(self._in_order(found)):  # users come before what they use
+            for operand in self.operands(at[0], self.makers[at]) if at in self.makers else ():
+                found[operand] = found.get(operand, 0) | found[at]
+        return found
+
+    def _in_order(self, ends: Iterable[At]) -> list[At]:
+        """All that some tensors are made from, each after what it is made from."""
+        order: dict[At, None] = {}
+        seen: set[At] = set()
+        stack = [(at, False) for at in ends]
+        while stack:
+            at, done = stack.pop()
+            if done:
+                order[at] = None
+            elif at not in seen:
+                seen.add(at)
+                stack.append((at, True))
+                stack += [(each, False) for each in (self.operands(at[0], self.makers[at]) if at in self.makers else ())]
+        return list(order)
 
     def after(self, begins: Iterable[At]) -> set[At]:
         """All that is made from some tensors, and they themselves."""

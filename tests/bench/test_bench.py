@@ -1,4 +1,4 @@
-"""What `graphguard bench engine` measures: a proof that succeeds, of programs that are right, of all its ranks."""
+"""What `graphguard bench engine` and `faults` measure: a proof that succeeds, of programs that are right, of all its ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import graphguard as gg
+from graphguard.bench import faults
 from graphguard.bench.engine import Steps, captured, case_of, main, measure, stream_of
+from graphguard.bench.faults import programs
 from graphguard.bench.llama import Llama
 from graphguard.capture.torch.program import FunctionProgram
 from graphguard.capture.torch.session import capture
@@ -90,4 +92,11 @@ def test_a_benchmark_that_does_not_exist(capsys):
     with pytest.raises(SystemExit) as stopped:
         command(["bench", "nothing"])
     assert stopped.value.code == 2
-    assert "there are: capture, engine" in capsys.readouterr().err
+    assert "there are: capture, engine, faults" in capsys.readouterr().err
+
+
+def test_faults_are_refuted_and_the_right_program_is_verified():
+    rows = dict(programs(2, splits_sequence=True))
+    assert [name for name in rows if name.startswith("missing sum")] == ["missing sum, layer 0", "missing sum, layer 1"]
+    assert faults.measure(rows["none"], 2).total > 0
+    assert faults.measure(rows["missing sum, layer 1"], 2).total > 0

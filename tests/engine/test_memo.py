@@ -107,8 +107,9 @@ def test_what_descriptions_may_look_at_is_recorded_or_part_of_the_mode():
     recorded = {"store": Atoms, "facts": Facts, "sums": Filed, "needs": NeedList}
     assert {name: kind for name, kind in parts.items() if issubclass(kind, Recorded)} == recorded
     modes = {"run", "folding", "ignores_by_default", "shown"}
-    # what is recorded itself; new numbers; functions of definitions; the same for all of a proof, and told by `over`
-    free = {"journal", "definitions", "names", "answers", "limits", "stops"}
+    # what is recorded itself; new numbers; functions of definitions; the same for all of a proof, and told by `over`; a count
+    # that only what stands between two descriptions looks at
+    free = {"journal", "definitions", "names", "answers", "limits", "stops", "work"}
     assert parts.keys() == recorded.keys() | modes | free
     assert isinstance(table.definitions, Definitions)
 

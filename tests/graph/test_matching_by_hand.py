@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from graphguard.graph import matching
 from graphguard.graph.ir import Graph, Mesh, Node, Source, Value
 from graphguard.graph.matching import join
 
@@ -104,3 +105,33 @@ def test_three_ranks_that_agree_two_by_two_but_one_are_compared_with_all():
 
     (finding,) = by_hand(program(4), program(4), program(5)).findings
     assert finding.ranks == (0, 2) and finding.message.endswith("disagree: f32[4] against f32[5]")
+
+
+def gathered(*shapes):
+    """A program that gives the first shape to all, and expects one from each rank."""
+
+    def program(hand):
+        values = [Value(number, shape, "float32") for number, shape in enumerate(shapes)]
+        attributes = {"group": hand.group, "work": 1}
+        hand.graph.nodes.append(Node("dist.all_gather", (values[0],), attributes, tuple(values[1:])))
+
+    return program
+
+
+def test_calls_that_show_the_same_to_all_are_compared_with_one_of_them(monkeypatch):
+    compared = []
+    real = matching.disagreement
+    monkeypatch.setattr(matching, "disagreement", lambda *args: compared.append(args) or real(*args))
+    ranks = 32
+    assert by_hand(*[gathered(*[(4,)] * (ranks + 1))] * ranks).findings == []
+    assert len(compared) == ranks - 1
+    (finding,) = by_hand(*[gathered(*[(4,)] * 4)] * 2, gathered(*[(5,)] * 4)).findings
+    assert finding.ranks == (0, 2)
+
+
+def test_calls_that_show_each_rank_something_of_its_own_are_compared_with_every_one():
+    shapes = [(1,), (2,), (3,)]
+    assert by_hand(*[gathered(own, *shapes) for own in shapes]).findings == []
+    wrong = gathered((3,), (1,), (4,), (3,))
+    (finding,) = by_hand(gathered((1,), *shapes), gathered((2,), *shapes), wrong).findings
+    assert finding.ranks == (1, 2)

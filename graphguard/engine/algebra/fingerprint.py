@@ -7,7 +7,8 @@ numbers then are not equal when they are written out, and need not be. It can on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,22 @@ class _NotKnown(Exception):
     """A number that would take long, or that other numbers say something about."""
 
 
+@dataclass
+class _Look:
+    """What was found so far: sums are made of each other, so that there are very many ways down to one of them."""
+
+    table: Table
+    sums: dict[Hashable, Array] = field(default_factory=dict)  # by atom and positions
+
+
 def may_be_equal(table: Table, a: Value, b: Value) -> bool:
     """Whether two descriptions agree at some elements of the first and the last lane."""
     table.journal.spoil()  # what agrees in made-up numbers of these atoms need not do so in those of others
-    lanes = (lanes_in((*a.terms, *b.terms)) or 1) - 1
+    lanes, look = (lanes_in((*a.terms, *b.terms)) or 1) - 1, _Look(table)
     try:
         for lane in {0, lanes}:
             for element in _elements(a, lane):
-                left, right = ([_term_at(table, term, element, lane) for term in value.terms] for value in (a, b))
+                left, right = ([_term_at(look, term, element, lane) for term in value.terms] for value in (a, b))
                 size = 1 + sum(map(abs, (*left, *right)))  # what is left of large terms that cancel is rounding
                 if abs(sum(left) - sum(right)) > TOLERANCE * size:
                     return False
@@ -51,7 +60,7 @@ def _elements(value: Value, lane: int) -> Iterator[tuple[int, ...]]:
         yield from {tuple(round(place * (size - 1)) for size in sizes) for place in PLACES}
 
 
-def _term_at(table: Table, term: Term, element: Sequence[int], lane: int) -> float:
+def _term_at(look: _Look, term: Term, element: Sequence[int], lane: int) -> float:
     """A term at a local element; outside of its box it is zero."""
     weight = at_lane(term.weight, lane)
     places: dict[Variable, Array] = {}
@@ -65,7 +74,7 @@ def _term_at(table: Table, term: Term, element: Sequence[int], lane: int) -> flo
             places[variable] = np.asarray(first + digit)
     summed = [(v, np.arange(*(at_lane(bound, lane) for bound in term.ranges[v]))) for v in term.summed]
     _spread(places, summed)
-    total = _summed(_product(table, term.factors, places, lane), [len(each) for _, each in summed])
+    total = _summed(_product(look, term.factors, places, lane), [len(each) for _, each in summed])
     return float(term.coefficient) * weight * float(total)
 
 
@@ -86,11 +95,11 @@ def _summed(elements: Array, sizes: Sequence[int]) -> Array:
     return np.asarray(elements.sum(axis=tuple(range(-len(sizes), 0))) * repeated)
 
 
-def _product(table: Table, factors: Sequence[Factor], places: Mapping[Variable, Array], lane: int) -> Array:
+def _product(look: _Look, factors: Sequence[Factor], places: Mapping[Variable, Array], lane: int) -> Array:
     total: Array = np.ones((1,) * max((each.ndim for each in places.values()), default=0))
     for factor in factors:
         _require_few([total, *(places[variable] for variable in factor.variables())])
-        number = _atom(table, factor.atom, [_position(index, places, lane) for index in factor.at])
+        number = _atom(look, factor.atom, [_position(index, places, lane) for index in factor.at])
         with np.errstate(all="ignore"):
             total = total * (number if factor.power == 1 else np.power(number, float(factor.power)))
     if not np.isfinite(total).all():
@@ -113,7 +122,7 @@ def _position(index: Index, places: Mapping[Variable, Array], lane: int) -> Arra
     return np.asarray(at)
 
 
-def _atom(table: Table, atom: Atom, at: Sequence[Array]) -> Array:
+def _atom(look: _Look, atom: Atom, at: Sequence[Array]) -> Array:
     if atom in (STEP, WINDOW):
         return np.asarray(at[0] > 0, dtype=float)
     if atom is IMPULSE:
@@ -123,20 +132,24 @@ def _atom(table: Table, atom: Atom, at: Sequence[Array]) -> Array:
     if atom is DIMS:
         return np.ones(())
     if atom.kind in ("sum", "lin"):
-        return _sum_atom(table, atom, at)
+        return _sum_atom(look, atom, at)
     if atom.kind in ("delta", "part", "number"):
         raise _NotKnown  # the sum over all of them is 1, or an input; roots of numbers are numbers
     drawn = _drawn(atom.id, at)
     return np.asarray(drawn > 1, dtype=float) if atom.indicator else drawn
 
 
-def _sum_atom(table: Table, atom: Atom, at: Sequence[Array]) -> Array:
-    total: Any = 0.0
-    for label, factors, extents in table.definitions[atom].operands[0]:
-        places = {-1 - n: each for n, each in enumerate(at)}
-        _spread(places, [(n, np.arange(size)) for n, size in enumerate(extents)])
-        total = total + float(label[1]) * _summed(_product(table, factors, places, 0), extents)  # type: ignore[index]
-    return np.asarray(total)
+def _sum_atom(look: _Look, atom: Atom, at: Sequence[Array]) -> Array:
+    key = atom.id, tuple([(each.shape, each.tobytes()) for each in at])
+    known = look.sums.get(key)
+    if known is None:
+        total: Any = 0.0
+        for label, factors, extents in look.table.definitions[atom].operands[0]:
+            places = {-1 - n: each for n, each in enumerate(at)}
+            _spread(places, [(n, np.arange(size)) for n, size in enumerate(extents)])
+            total = total + float(label[1]) * _summed(_product(look, factors, places, 0), extents)  # type: ignore[index]
+        known = look.sums[key] = np.asarray(total)
+    return known
 
 
 def _drawn(name: int, at: Sequence[Array]) -> Array:

@@ -6,7 +6,7 @@ same tensors, on the same range, equal when both are written out. So the two for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from fractions import Fraction
 
 from graphguard.engine.algebra.expansion import equal_written_out
@@ -26,7 +26,7 @@ from graphguard.engine.terms.term import (
     Variable,
     extent,
     substitute,
-    variable_index,
+    substituted,
 )
 
 
@@ -149,14 +149,38 @@ def _places(table: Table, factors: Sequence[Factor], variable: Variable) -> dict
     """At which offsets the tensors that a sum is made of are read along a variable, by tensor and dim."""
     found: dict[tuple[int, int], Lane] = {}
     for factor in factors:
-        if factor.atom.kind in ("lin", "sum"):
-            axes = {-1 - n: index for n, index in enumerate(factor.at)}
-            for product in table.definitions[factor.atom].operands[0]:
-                bound = {n: variable_index(next(table.names)) for n in range(len(product.extents))}
-                found |= _places(table, substitute(product.factors, axes | bound), variable)
-        elif factor.atom.id >= FIRST_ID:
-            found |= {(factor.atom.id, n): index.offset for n, index in enumerate(factor.at) if index.terms == ((variable, 1),)}
+        for place, index in _reads(table, factor):
+            if index.terms == ((variable, 1),):
+                found[place] = index.offset
     return found
+
+
+def _reads(table: Table, factor: Factor) -> Iterator[tuple[tuple[int, int], Index]]:
+    """Where the tensors that a factor comes down to are read, by tensor and dim."""
+    if factor.atom.kind in ("lin", "sum"):
+        axes = {-1 - n: index for n, index in enumerate(factor.at)}
+        for place, index in _reads_inside(table, factor.atom):
+            yield place, substituted(index, axes)
+    elif factor.atom.id >= FIRST_ID:
+        yield from (((factor.atom.id, n), index) for n, index in enumerate(factor.at))
+
+
+@spoils
+def _reads_inside(table: Table, atom: Atom) -> Sequence[tuple[tuple[int, int], Index]]:
+    """The same of a sum, at positions along its axes; those that it sums over are left out. It is kept, as sums share what they
+    are made of: there are very many ways down to one tensor."""
+    answers = table.answers["reads"]
+    known: Sequence[tuple[tuple[int, int], Index]] | None = answers.get(atom.id)
+    if known is None:
+        found: dict[Hashable, tuple[tuple[int, int], Index]] = {}
+        for product in table.definitions[atom].operands[0]:
+            for factor in product.factors:
+                for place, index in _reads(table, factor):
+                    if all(v < 0 for v, _ in index.terms):
+                        found.pop((place, index.key), None)  # what comes last counts
+                        found[place, index.key] = place, index
+        known = answers[atom.id] = tuple(found.values())
+    return known
 
 
 def _distance(known: dict[tuple[int, int], Lane], places: dict[tuple[int, int], Lane]) -> Lane:

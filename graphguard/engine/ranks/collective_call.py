@@ -48,6 +48,8 @@ class Player(Protocol):
 
     def position_of(self, lane: int, node: Node) -> int: ...
 
+    def behind(self, position: int) -> int: ...
+
 
 class CollectiveCall:
     """The ranks that take part in one communication of a stream, in all of its groups."""
@@ -84,6 +86,13 @@ class CollectiveCall:
         """Where a rank's part in a communication is among its operations."""
         other, lane = self.where[rank]
         return other.position_of(lane, match.nodes[rank])
+
+    def behind(self) -> int:
+        """The work on the longest way to what is sent, from what was last related to the sequential program."""
+        if self.at_home:
+            return self.player.behind(self.position)
+        sent = {(id(self.where[r][0]), self._position(r, match)): r for match in self.distinct for r in match.group}
+        return max(self.where[rank][0].behind(position) for (_, position), rank in sent.items())
 
     def operand(self, number: int, like: Tensor, only: set[int] | None = None) -> Value:
         """What the ranks of the call send, by lane of the call: all of them, or those that count. Count of other ranks

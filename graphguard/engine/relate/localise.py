@@ -7,26 +7,19 @@ are not named.
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 
-from graphguard.engine.algebra.expansion import written_out
-from graphguard.engine.algebra.value import scale
 from graphguard.engine.interpret import Interpretation
-from graphguard.engine.ranks.rank_classes import Stream
-from graphguard.engine.relate.outputs import Held, OutputPart, Relator, tile_of
-from graphguard.engine.store.table import Table
-from graphguard.engine.terms.term import FIRST_ID, Undescribed, Value
-from graphguard.engine.terms.unknown import Described, Environment
+from graphguard.engine.relate.outputs import Held, OutputPart, Relator
+from graphguard.engine.relate.relatives import Relatives, is_plain
+from graphguard.engine.terms.term import Value
 from graphguard.graph.ir import Graph, Mesh, Node, Source, is_unwritten
 from graphguard.graph.ir import Value as Tensor
 from graphguard.graph.limits import Stops
-
-_NOTHING = Tensor(-1, (), "")  # what values that are numbers alone are related to
 
 
 @dataclass(frozen=True)
@@ -51,23 +44,24 @@ class Localiser:
     def __init__(self, found: Interpretation, sequential: Graph, mesh: Mesh, relator: Relator):
         self.found, self.sequential, self.mesh, self.relator = found, sequential, mesh, relator
         self.stops = found.table.stops
+        self.relatives = Relatives(relator, found.sequential, mesh, parts=True)
         self._related: dict[tuple[int, Tensor], Tensor | None] = {}
         self._covered: dict[Tensor, bool] = {}
+        self._ways: dict[int, _Ways] = {}  # by number of the stream
+        self._lines: dict[Node, tuple[Source, ...]] = {}
 
     @cached_property
-    def _by_key(self) -> dict[Hashable, list[tuple[Tensor, Value]]]:
-        return _index(self.found.table, self.found.sequential, parts=True)
-
-    @cached_property
-    def _by_key_of_ranks(self) -> list[dict[Hashable, list[tuple[Tensor, Value]]]]:
-        return [_index(self.found.table, environment) for _, environment in self.found.streams]
+    def _of_ranks(self) -> list[Relatives]:
+        return [Relatives(self.relator, environment, self.mesh) for _, environment in self.found.streams]
 
     def place(self, path: str) -> Place:
         """Where the relation of an output breaks."""
         after = self._break_of_ranks(path)
         before = self._break_of_sequential(path)
         words = self._words(after, before)
-        others = self._origins(after.node) if after else ()
+        if after is not None and after.node not in self._lines:
+            self._lines[after.node] = self._origins(after.node)
+        others = self._lines[after.node] if after is not None else ()
         return Place(before.node if before else None, after.node if after else None, words, others)
 
     def _origins(self, node: Node) -> tuple[Source, ...]:
@@ -76,9 +70,13 @@ class Localiser:
         maker = {tensor: each for each in graph.nodes for tensor in each.outputs}
         order = {id(each): place for place, each in enumerate(graph.nodes)}
         lines: list[Source] = []
-        pending = sorted((maker[t] for t in node.operands() if t in maker), key=lambda n: -order[id(n)])
+        pending = deque(sorted((maker[t] for t in node.operands() if t in maker), key=lambda n: -order[id(n)]))
+        seen: set[int] = set()  # a line on which much is done, such as that of a backward pass, has very many ways through it
         while pending and len(lines) < 3:
-            each = pending.pop(0)
+            each = pending.popleft()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
             if each.source is not None and each.source != node.source and each.source not in lines:
                 lines.append(each.source)
             elif each.source == node.source:
@@ -90,8 +88,9 @@ class Localiser:
         for number, (stream, _) in enumerate(self.found.streams):
             output = stream.graphs[0].outputs.get(path)
             if output is not None and self.related(number, output) is None:
-                graph = stream.graphs[0]
-                return _first_break(self.stops, graph, output, partial(self._is_related, number))
+                if number not in self._ways:
+                    self._ways[number] = _Ways(self.stops, stream.graphs[0], partial(self._is_related, number))
+                return self._ways[number].first_break(output)
         return None
 
     def related(self, number: int, tensor: Tensor) -> Tensor | None:
@@ -99,53 +98,22 @@ class Localiser:
         key = (number, tensor)
         if key not in self._related:
             stream, environment = self.found.streams[number]
-            self._related[key] = self._relation(stream, environment.get(tensor))
+            self._related[key] = self.relatives.relation(stream, environment.get(tensor))
         return self._related[key]
-
-    def alike(self, value: Value) -> list[Tensor]:
-        """Sequential tensors that a value may be a part or a multiple of."""
-        return [tensor for tensor, _ in self._few(self._by_key, value)]
-
-    def _few(self, index: dict[Hashable, list[tuple[Tensor, Value]]], value: Value) -> list[tuple[Tensor, Value]]:
-        found = index.get(_key(value), [])
-        return found[: self.stops.limits.candidates] if self.stops.over("candidates", len(found)) else found
 
     def _is_related(self, number: int, tensor: Tensor) -> bool:
         return self.related(number, tensor) is not None
-
-    def _relation(self, stream: Stream, value: Described | None) -> Tensor | None:
-        if not isinstance(value, Value):
-            return None
-        if is_plain(value):
-            return _NOTHING
-        for total in self._totals(stream, value):
-            for tensor, whole in self._few(self._by_key, total):
-                if tile_of(self.found.table, whole, scale(total, _lead(whole) / _lead(total))) is not None:
-                    return tensor
-        return None
-
-    def _totals(self, stream: Stream, value: Value) -> Iterator[Value]:
-        """The value, and its sums over axes of the mesh if all ranks are in one class."""
-        yield value
-        axes = [n for n, size in enumerate(self.mesh.shape) if size > 1]
-        if stream.ranks != list(range(self.mesh.size)) or self.stops.over("summed_terms", len(value.terms)):
-            return
-        for count in range(1, len(axes) + 1):
-            for chosen in itertools.combinations(axes, count):
-                total = value
-                try:
-                    for axis in chosen:
-                        total = self.relator.reduced(total, self.mesh, axis, "sum")
-                except Undescribed:
-                    continue
-                yield total
 
     # ------------------------------------------------------------------ the sequential program
     def _break_of_sequential(self, path: str) -> Break | None:
         output = self.sequential.outputs.get(path)
         if output is None or self.covered(output):
             return None
-        return _first_break(self.stops, self.sequential, output, self.covered)
+        return self._ways_of_sequential.first_break(output)
+
+    @cached_property
+    def _ways_of_sequential(self) -> _Ways:
+        return _Ways(self.stops, self.sequential, self.covered)
 
     def covered(self, tensor: Tensor) -> bool:
         """Whether some tensor of the ranks is a copy, a tile or a summand of a sequential one."""
@@ -159,8 +127,8 @@ class Localiser:
             return False
         if is_plain(value):
             return True
-        for number, index in enumerate(self._by_key_of_ranks):
-            for candidate, _ in self._few(index, value):
+        for number, relatives in enumerate(self._of_ranks):
+            for candidate in relatives.alike(value):
                 if self.related(number, candidate) is not None:
                     return True
         return False
@@ -192,77 +160,64 @@ def scale_in_words(factor: Fraction, mesh: Mesh) -> str:
     return f"it is {factor} times the expected value"
 
 
-def is_plain(value: Value) -> bool:
-    """Whether a value is made of numbers and positions alone."""
-    return all(factor.atom.id < FIRST_ID for term in value.terms for factor in term.factors)
+class _Ways:
+    """The ways through one program, along what is not related. What one output shows of them is kept for the others."""
 
+    def __init__(self, stops: Stops, graph: Graph, related: Callable[[Tensor], bool]):
+        self.stops, self.related = stops, related
+        self.maker = {tensor: node for node in graph.nodes for tensor in node.outputs}
+        self.order = {id(node): place for place, node in enumerate(graph.nodes)}
+        self.users: dict[Tensor, list[Node]] = defaultdict(list)
+        for node in graph.nodes:
+            for operand in node.operands():
+                self.users[operand].append(node)
+        self._breaks: dict[Tensor, frozenset[Tensor]] = {}  # before a tensor that is lost
+        self._recovers: dict[Tensor, bool] = {}
 
-def _key(value: Value) -> Hashable:
-    """Equal for a tensor, its tiles, and multiples of them: a mean over a part is on its way to the mean, and a wrong scale is
-    told at the end."""
-    lead = _lead(value)
-    return frozenset((term.coefficient / lead, tuple((f.atom.id, f.power) for f in term.factors)) for term in value.terms)
+    def first_break(self, output: Tensor) -> Break | None:
+        """The first node, on the way to an output, with related operands and an unrelated result that leads to nothing
+        related."""
+        tensors = sorted(self._breaks_before(output), key=lambda tensor: (self.order[id(self.maker[tensor])], tensor.id))
+        breaks = [Break(self.maker[tensor], tensor) for tensor in tensors]
+        breaks = [each for each in breaks if not is_unwritten(each.node)] or breaks
+        return next((each for each in breaks if not self.recovers(each.tensor)), breaks[0] if breaks else None)
 
+    def _breaks_before(self, output: Tensor) -> frozenset[Tensor]:
+        """Unrelated results of related operands."""
+        lost: set[Tensor] = set()
+        pending, cut = [output], False
+        while pending:
+            tensor = pending.pop()
+            if tensor in lost or tensor in self._breaks or tensor not in self.maker or self.related(tensor):
+                continue
+            if self.stops.over("visits", len(lost) + 1):
+                cut = True
+                break
+            lost.add(tensor)
+            pending += self.maker[tensor].operands()
+        found = dict(self._breaks) if cut else self._breaks  # of what was not visited nothing is known
+        for tensor in sorted(lost, key=lambda each: self.order[id(self.maker[each])]):
+            before = [found[operand] for operand in self.maker[tensor].operands() if operand in found]
+            found[tensor] = frozenset().union(*before) if before else frozenset([tensor])
+        return found.get(output, frozenset())
 
-def _lead(value: Value) -> Fraction:
-    """The coefficient by which multiples are compared."""
-    chosen = max(value.terms, key=lambda term: [(f.atom.id, f.power) for f in term.factors], default=None)
-    return Fraction(1) if chosen is None else chosen.coefficient
+    def recovers(self, tensor: Tensor) -> bool:
+        """Whether an unrelated value leads, through other unrelated ones, to a related one."""
+        if tensor not in self._recovers:
+            self._recovers[tensor] = self._finds_related(tensor)
+        return self._recovers[tensor]
 
-
-def _index(table: Table, environment: Environment, parts: bool = False) -> dict[Hashable, list[tuple[Tensor, Value]]]:
-    """Tensors by key; with their summands, which the other program may make on their own."""
-    found: dict[Hashable, list[tuple[Tensor, Value]]] = defaultdict(list)
-    for tensor, value in environment.items():
-        if isinstance(value, Value):
-            found[_key(value)].append((tensor, value))
-            if parts:
-                for part in _summands(table, value):
-                    found[_key(part)].append((tensor, part))
-    return found
-
-
-def _summands(table: Table, value: Value) -> Iterator[Value]:
-    terms = list(value.terms)
-    if len(terms) == 1 and len(terms[0].factors) == 1 and terms[0].factors[0].atom.kind == "lin":
-        terms = list(written_out(table, terms[0], terms[0].factors[0].atom))
-    if len(terms) > 1:
-        for term in terms:
-            yield Value(value.shape, (term,))
-
-
-def _first_break(stops: Stops, graph: Graph, output: Tensor, related: Callable[[Tensor], bool]) -> Break | None:
-    """The first node, on the way to an output, with related operands and an unrelated result that leads to nothing related."""
-    maker = {tensor: node for node in graph.nodes for tensor in node.outputs}
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
-    lost: dict[Tensor, Node] = {}
-    pending = [output]
-    while pending and not stops.over("visits", len(lost) + 1):
-        tensor = pending.pop()
-        if tensor in lost or tensor not in maker or related(tensor):
-            continue
-        lost[tensor] = maker[tensor]
-        pending += maker[tensor].operands()
-    breaks = [Break(node, tensor) for tensor, node in lost.items() if not any(operand in lost for operand in node.operands())]
-    breaks = [each for each in breaks if not is_unwritten(each.node)] or breaks
-    harmful = [each for each in breaks if not _recovers(stops, graph, each.tensor, related)]
-    return min(harmful or breaks, key=lambda each: order[id(each.node)], default=None)
-
-
-def _recovers(stops: Stops, graph: Graph, tensor: Tensor, related: Callable[[Tensor], bool]) -> bool:
-    """Whether an unrelated value leads, through other unrelated ones, to a related one."""
-    users: dict[Tensor, list[Node]] = defaultdict(list)
-    for node in graph.nodes:
-        for operand in node.operands():
-            users[operand].append(node)
-    seen, pending = {tensor}, [tensor]
-    while pending and not stops.over("visits", len(seen) + 1):
-        for node in users[pending.pop()]:
-            for result in node.outputs:
-                if result in seen:
-                    continue
-                if related(result):
-                    return True
-                seen.add(result)
-                pending.append(result)
-    return False
+    def _finds_related(self, tensor: Tensor) -> bool:
+        seen, pending = {tensor}, [tensor]
+        while pending and not self.stops.over("visits", len(seen) + 1):
+            for node in self.users[pending.pop()]:
+                for result in node.outputs:
+                    if result in seen or self._recovers.get(result) is False:
+                        continue
+                    if self._recovers.get(result) or self.related(result):
+                        return True
+                    seen.add(result)
+                    pending.append(result)
+        if not pending:  # all that it leads to was seen
+            self._recovers.update(dict.fromkeys(seen, False))
+        return False

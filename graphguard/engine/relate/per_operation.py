@@ -56,7 +56,7 @@ class Lister:
         related = self.localiser.related(number, tensor)
         if related is None or related.id < 0:
             return []
-        return list(dict.fromkeys([related, *self.localiser.alike(value)]))
+        return list(dict.fromkeys([related, *self.localiser.relatives.alike(value)]))
 
     def _placements(self, whole: Value, output: Held) -> tuple[Placements, str | None] | None:
         try:

@@ -30,6 +30,7 @@ class Table(Records):
         self.run: RanksRun | SequentialRun = self._runs[True]
         self.folding = True  # off while sums are written out
         self.ignores_by_default = True  # whether a label may be the one that losses leave out by default
+        self.work = 0  # factors of all terms that were settled: what a proof takes, whatever the machine
         self.shown = Shown.ALL  # what an output shows of what is undefined in the result of the operation that is described
 
     @property
@@ -85,6 +86,7 @@ class Table(Records):
     # ------------------------------------------------------------------ what the two runs do each in its way
     def settle(self, term: Term) -> Term | None:
         """The normal form, with filed sums in place of what they stand for; the sequential run files what is left."""
+        self.work += len(term.factors)
         return self.run.settle(term) if self.folding else self.run.simplified(term)
 
     def filed(self, term: Term) -> Term:

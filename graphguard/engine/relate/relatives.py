@@ -1,0 +1,110 @@
+"""Which sequential tensor a value of the ranks is a copy, a tile, a summand or a multiple of."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from fractions import Fraction
+from functools import cached_property
+
+from graphguard.engine.algebra.expansion import written_out
+from graphguard.engine.algebra.value import scale
+from graphguard.engine.ranks.rank_classes import Stream
+from graphguard.engine.relate.outputs import Relator, tile_of
+from graphguard.engine.store.table import Table
+from graphguard.engine.terms.term import FIRST_ID, Undescribed, Value
+from graphguard.engine.terms.unknown import Described, Environment
+from graphguard.graph.ir import Mesh
+from graphguard.graph.ir import Value as Tensor
+
+NOTHING = Tensor(-1, (), "")  # what values that are numbers alone are related to
+
+
+class Relatives:
+    """Described tensors, by what they and their multiples have in common. parts: with their summands, which the other program
+    may make on their own."""
+
+    def __init__(self, relator: Relator, environment: Environment, mesh: Mesh, parts: bool = False):
+        self.relator, self.table, self.mesh = relator, relator.table, mesh
+        self.stops = relator.table.stops
+        self._environment, self._parts = environment, parts
+
+    @cached_property
+    def _by_key(self) -> dict[Hashable, list[tuple[Tensor, Value]]]:
+        return _index(self.table, self._environment, self._parts)
+
+    def alike(self, value: Value) -> list[Tensor]:
+        """Tensors that a value may be a part or a multiple of."""
+        return [tensor for tensor, _ in self._few(value)]
+
+    def relation(self, stream: Stream, value: Described | None) -> Tensor | None:
+        """The tensor that a rank's value is related to."""
+        if not isinstance(value, Value):
+            return None
+        if is_plain(value):
+            return NOTHING
+        for total in self._totals(stream, value):
+            for tensor, whole in self._few(total):
+                if tile_of(self.table, whole, scale(total, _lead(whole) / _lead(total))) is not None:
+                    return tensor
+        return None
+
+    def _few(self, value: Value) -> list[tuple[Tensor, Value]]:
+        found = self._by_key.get(_key(value), [])
+        return found[: self.stops.limits.candidates] if self.stops.over("candidates", len(found)) else found
+
+    def _totals(self, stream: Stream, value: Value) -> Iterator[Value]:
+        """The value, and its sums over axes of the mesh if all ranks are in one class."""
+        yield value
+        axes = [n for n, size in enumerate(self.mesh.shape) if size > 1]
+        if stream.ranks != list(range(self.mesh.size)) or self.stops.over("summed_terms", len(value.terms)):
+            return
+        for count in range(1, len(axes) + 1):
+            for chosen in itertools.combinations(axes, count):
+                total = value
+                try:
+                    for axis in chosen:
+                        total = self.relator.reduced(total, self.mesh, axis, "sum")
+                except Undescribed:
+                    continue
+                yield total
+
+
+def is_plain(value: Value) -> bool:
+    """Whether a value is made of numbers and positions alone."""
+    return all(factor.atom.id < FIRST_ID for term in value.terms for factor in term.factors)
+
+
+def _key(value: Value) -> Hashable:
+    """Equal for a tensor, its tiles, and multiples of them: a mean over a part is on its way to the mean, and a wrong scale is
+    told at the end."""
+    lead = _lead(value)
+    return frozenset((term.coefficient / lead, tuple((f.atom.id, f.power) for f in term.factors)) for term in value.terms)
+
+
+def _lead(value: Value) -> Fraction:
+    """The coefficient by which multiples are compared."""
+    chosen = max(value.terms, key=lambda term: [(f.atom.id, f.power) for f in term.factors], default=None)
+    return Fraction(1) if chosen is None else chosen.coefficient
+
+
+def _index(table: Table, environment: Environment, parts: bool = False) -> dict[Hashable, list[tuple[Tensor, Value]]]:
+    """Tensors by key; with their summands, which the other program may make on their own."""
+    found: dict[Hashable, list[tuple[Tensor, Value]]] = defaultdict(list)
+    for tensor, value in environment.items():
+        if isinstance(value, Value):
+            found[_key(value)].append((tensor, value))
+            if parts:
+                for part in _summands(table, value):
+                    found[_key(part)].append((tensor, part))
+    return found
+
+
+def _summands(table: Table, value: Value) -> Iterator[Value]:
+    terms = list(value.terms)
+    if len(terms) == 1 and len(terms[0].factors) == 1 and terms[0].factors[0].atom.kind == "lin":
+        terms = list(written_out(table, terms[0], terms[0].factors[0].atom))
+    if len(terms) > 1:
+        for term in terms:
+            yield Value(value.shape, (term,))
