@@ -44,7 +44,7 @@ class Limits:
     written_power: int = limit(3, "sums to powers above {}, written out")
     work: int = limit(1000, "more than {} terms written out in vain for one output")
     operands: int = limit(4, "operands compared with more than {} of the sequential program's")
-    astray: int = limit(2000, "more than {} factors, for each class of ranks, in what is no part of any sequential tensor")
+    astray: int = limit(40_000, "more than {} factors, for each class of ranks, in what is no part of any sequential tensor")
     # of relations
     ordered_dims: int = limit(4, "tiles of tensors of more than {} dims in another order")
     ranks_apart: int = limit(8, "more than {} ranks described one by one")
