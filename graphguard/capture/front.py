@@ -122,5 +122,5 @@ def mesh_of(mesh: Mapping[str, int] | int) -> Mesh:
             raise UsageError(f"mesh axis {name!r} has size {size}; every axis needs at least one rank")
     made = Mesh.of(axes)
     if made.size > MOST_RANKS:
-        raise UsageError(f"the mesh has more than {MOST_RANKS} ranks, which is more than are captured; verify a smaller one")
+        raise UsageError(f"the mesh has more than {MOST_RANKS} ranks, and each of them is captured; verify a smaller one")
     return made

@@ -215,7 +215,7 @@ def test_a_file_that_changes_during_the_run_is_an_error(folder):
 
 def test_another_kit_is_refused(folder):
     file = write("a.py", SUITE)
-    pattern = task.Task("run", Target(file), content_of(file), os.getcwd(), (), kit(), {}, None, False, False)
+    pattern = task.Task("run", Target(file), content_of(file), os.getcwd(), (), kit(), {}, False, None, False, False)
     assert task.execute(replace(pattern, kit={**kit(), "torch": "0.1"})).refused.endswith("not 0.1; install the same there")
     assert "has another graphguard" in task.execute(replace(pattern, kit={**kit(), "graphguard": "?"})).refused
     gone = task.execute(replace(pattern, run="gone", folder="/nowhere"))

@@ -287,11 +287,11 @@ def test_every_part_of_a_problem_changes_its_key():
     keys |= {_key(replace(problem, **{name: value})) for name, value in changes.items() if name != "captured"}
     parts = {
         "sequential": other.ranks[0], "ranks": other.ranks, "relations": other.ranks, "joint": other.joint,
-        "assumptions": ["one"], "unstable": "it is",
+        "assumptions": ["one"], "unstable": "it is", "classes": 3, "by_rank": "it is many",
     }  # fmt: skip
     assert {*parts, "seconds"} == {each.name for each in fields(captured)}
     keys |= {_key(replace(problem, captured=replace(captured, **{name: value}))) for name, value in parts.items()}
-    assert len(keys) == 1 + 5 + 6
+    assert len(keys) == 1 + 5 + 8
     assert _key(replace(problem, captured=replace(captured, seconds=9.0))) == _key(problem)
 
 

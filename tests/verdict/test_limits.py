@@ -214,7 +214,7 @@ def test_the_command_line_takes_limits(tmp_path, limits, code):
 def test_every_limit_is_used_and_has_one_name():
     names = [each.name for room in fields(all_limits.Limits) for each in fields(room.default_factory)]
     sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    asked = set(re.findall(r'\b(?:table|stops|self|_records)\.(?:over|note)\("(\w+)"', sources)) | {
+    asked = set(re.findall(r'\b(?:_?table|stops|self|_records)\.(?:over|note)\("(\w+)"', sources)) | {
         "elements",
         "elements_of_ranks",
     }

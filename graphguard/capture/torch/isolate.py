@@ -95,12 +95,20 @@ def _work(task: Task, pipe: int) -> None:
         gc.disable()  # the process is short-lived; a collection would touch, and so copy, every page of the parent
         answer = b"+" + task()
     except GraphGuardError as error:
-        answer = b"-" + pickle.dumps(error)
+        answer = _told(error)
     except BaseException as error:
-        answer = b"-" + pickle.dumps(InternalError(f"{type(error).__name__} in GraphGuard itself: {error}; please report it"))
+        answer = _told(InternalError(f"{type(error).__name__} in GraphGuard itself: {error}; please report it"))
     finally:
         view = memoryview(answer)
         while view:
             view = view[os.write(pipe, view) :]
         sys.stderr.flush()
         os._exit(0)
+
+
+def _told(error: GraphGuardError) -> bytes:
+    """An error for the parent; its text alone where a program has left too little room for all of it."""
+    try:
+        return b"-" + pickle.dumps(error)
+    except Exception:
+        return b"-" + pickle.dumps(ProgramError(str(error)))
