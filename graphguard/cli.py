@@ -100,11 +100,10 @@ def capture(
     with _stopping():
         captured = job.front.capture(_progress if sys.stderr.isatty() else None)
     _clear_progress()
-    graphs = [captured.sequential, *captured.ranks]
-    if sequential:
-        graphs = [captured.sequential]
-    elif rank is not None:
+    if rank is not None:
         graphs = [captured.ranks[rank]]
+    else:
+        graphs = [captured.sequential, *(() if sequential else captured.ranks)]
     if output_format is CaptureFormat.json:
         print("[" + ",\n".join(graph_json.dumps(graph) for graph in graphs) + "]")
     else:

@@ -157,7 +157,7 @@ def decide(
     captured = problem.captured
     if captured.joint.findings:
         report = Report.of_findings(captured.joint.findings, captured.assumptions)
-        report.make_listing = partial(without_relations, captured.sequential, list(captured.ranks))
+        report.make_listing = partial(without_relations, captured.sequential, captured.held)
         report.stats = _stats(problem.mesh.size, captured.seconds)
     else:
         report = _decided(problem, lemmas or {}, trials, seed, limits_of(limits), progress)
@@ -169,12 +169,12 @@ def decide(
             raise CaptureError(captured.unstable)
         report.notes.append(f"{captured.unstable}; it is refuted for ranks in some such states")
     report.notes += _only_of_ranks(captured)
-    unread = unread_inputs(captured.sequential, captured.ranks, captured.relations)
+    unread = unread_inputs(captured.sequential, captured.held)
     report.notes += [f"the input {name} is read by neither program" for name in unread if name in problem.bounds]
     report.stats["classes"] = captured.classes
     if captured.by_rank is not None:
         report.stats["one_by_one"] = captured.by_rank
-    report.stats["ops"] = sum(len(graph.nodes) for graph in [captured.sequential, *captured.ranks])
+    report.stats["ops"] = captured.operations
     return report
 
 
@@ -193,11 +193,11 @@ def _decided(
     def proved(apart: bool = False) -> Proof:
         _tell(progress, "proof")
         return prove(
-            *graphs,
+            captured.sequential,
+            captured.world(apart),
             expected=problem.expected,
             ranges=problem.ranges,
             lemmas=all_lemmas(lemmas),
-            apart=apart,
             limits=limits.engine,
         )
 
@@ -212,15 +212,16 @@ def _decided(
             seed=seed,
             progress=None if progress is None else partial(progress, "oracle"),
             limits=limits,
+            classes=None if captured.matched is None else captured.matched.classes,
         )
 
     proof = first = proved()
     _tell(progress, "oracle")
     judgement = judged(proof)
     if not judgement.different:
-        proof = proved_apart(first, problem.mesh.size, proved, limits.engine)
+        proof = proved_apart(first, problem.mesh.size, partial(proved, True), limits.engine)
         judgement = judgement if proof is first else judged(proof)
-    assumed = assumptions_of([captured.sequential, *captured.ranks, *captured.relations])
+    assumed = assumptions_of([(captured.sequential, 1), *captured.weighted])
     report = report_of(proof, judgement, [*assumed, *captured.assumptions])
     report.notes += judgement.hints
     seconds = None if judgement.skipped else judgement.seconds
@@ -242,5 +243,5 @@ def _tell(progress: Progress | None, phase: str) -> None:
 def _only_of_ranks(captured: Captured) -> list[str]:
     """Outputs that the sequential program does not have."""
     known = {path for path, value in captured.sequential.outputs.items() if value is not None}
-    extra = {path: None for graph in captured.ranks for path, value in graph.outputs.items() if value is not None}
+    extra = {path: None for each in captured.held for path, value in each.graph.outputs.items() if value is not None}
     return [f"{path}: only ranks return it, so nothing is claimed of it" for path in extra if path not in known]

@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ from graphguard.capture.torch.relation.outputs import expectations
 from graphguard.capture.torch.session import capture, capture_sequential
 from graphguard.capture.torch.subject import Subject
 from graphguard.cli import main
-from graphguard.graph.ir import Graph
+from graphguard.graph.alike import classes_of
+from graphguard.graph.class_matching import join_classes
+from graphguard.graph.ir import Graph, Mesh
+from graphguard.graph.matching import Joint, join
+from graphguard.graph.world import Messages, World
 from graphguard.oracle.replay import replay, replay_joint
 from graphguard.verdict.judge import Judgement, judge
 
@@ -135,6 +139,42 @@ def capture_both(
 def capture_ranks(distributed: Callable[..., Any], mesh: Mapping[str, int] | int, inputs: Mapping[str, Input]) -> Captured:
     """Capture a distributed program alone; the sequential one only passes its inputs through."""
     return capture_both(lambda **given: dict(given), distributed, mesh, inputs)
+
+
+def join_both_ways(graphs: Sequence[Graph]) -> Joint:
+    """Ranks matched one by one, as ever; and by classes, which must say the same: each rank a class of its own in the same
+    words, and ranks that are alike in one class that the same is wrong, or who meets whom."""
+    joint = join(graphs)
+    relations = [Graph(f"inputs of rank {rank}") for rank in range(len(graphs))]
+    mesh = graphs[0].mesh or Mesh.of({"world": len(graphs)})
+    apart = join_classes(classes_of(graphs, relations, apart=True), mesh)
+    alike = join_classes(classes_of(graphs, relations), mesh)
+    assert [each.message for each in apart.findings[:1]] == [each.message for each in joint.findings[:1]]
+    assert [each.kind for each in alike.findings[:1]] == [each.kind for each in joint.findings[:1]]
+    for world in (apart, alike) if not joint.findings else ():
+        assert met_by_classes(world) == met_by_ranks(joint)
+    return joint
+
+
+def met_by_ranks(joint: Joint) -> set[tuple[tuple[int, int], ...]]:
+    """Each communication, as the ranks and positions of its operations."""
+    place = {id(node): n for graph in joint.graphs for n, node in enumerate(graph.nodes)}
+    matches = [match for match in joint.matches if match.op != "dist.new_group"]
+    return {tuple(sorted((rank, place[id(node)]) for rank, node in match.nodes.items())) for match in matches}
+
+
+def met_by_classes(world: World) -> set[tuple[tuple[int, int], ...]]:
+    found = set()
+    for (number, position), call in world.calls.items():
+        ranks = world.classes[number].members
+        if isinstance(call, Messages):
+            for (other, there), mine, its in call.peers:
+                ends = zip(mine.tolist(), its.tolist(), strict=True)
+                found |= {tuple(sorted([(ranks[a], position), (world.classes[other].members[b], there)])) for a, b in ends}
+        else:
+            position_of = dict(call.places)
+            found |= {tuple(sorted((rank, position_of[world.class_of[rank]]) for rank in row)) for row in call.members.tolist()}
+    return found
 
 
 def rank_inputs(captured: Captured, full: Tensors) -> list[Tensors]:

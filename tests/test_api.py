@@ -45,9 +45,11 @@ class FakeProver:
         self.answer = Proof({"out": EQUAL}, seconds=0.25)
         self.calls = 0
 
-    def prove(self, sequential, joint, relations, *, expected, ranges, lemmas, limits, apart=False):
+    def prove(self, sequential, world, *, expected, ranges, lemmas, limits):
         self.calls += 1
-        self.sequential, self.joint, self.relations = sequential, joint, relations
+        self.sequential, self.world = sequential, world
+        pairs = [next(each.at(rank) for each in world.classes if rank in each.members) for rank in range(world.mesh.size)]
+        self.relations, self.ranks = map(list, zip(*pairs, strict=True))
         self.expected, self.ranges = expected, ranges
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -127,7 +129,7 @@ def test_the_prover_is_given_graphs_relations_and_ranges(prover):
     }
     verify(lambda x, i, j, k: x, lambda x, i, j, k: x, inputs=inputs)
     assert prover.ranges == {"x": (0.5, 2), "i": (0, 10), "j": (None, 5)}
-    assert list(prover.sequential.inputs) == list(inputs) and len(prover.joint.graphs) == len(prover.relations) == 2
+    assert list(prover.sequential.inputs) == list(inputs) and len(prover.ranks) == len(prover.relations) == 2
     assert prover.expected == {}
 
 
@@ -407,7 +409,7 @@ def test_parameters_are_related_by_their_dtensor_layouts(prover):
     assert verify_model(parallelize).verdict == "verified"
     full = {name: torch.randn(value.shape) for name, value in prover.sequential.inputs.items()}
     for rank, given in enumerate(replayed(prover.relations, full)):
-        assert list(given) == list(prover.joint.graphs[rank].inputs)
+        assert list(given) == list(prover.ranks[rank].inputs)
         assert torch.equal(given["x"], full["x"])
         assert torch.equal(given["params.up.weight"], full["params.up.weight"].chunk(2)[rank])
         assert torch.equal(given["params.down.weight"], full["params.down.weight"].chunk(2, 1)[rank])
@@ -422,11 +424,10 @@ def test_strided_layouts_are_read_as_dtensor_reads_them(prover):
         net = parallelize_module(Net(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         return fully_shard(net, mesh=mesh["dp"])
 
-    verify_model(shard, {"dp": 2, "tp": 2})
+    report = verify_model(shard, {"dp": 2, "tp": 2})
+    assert report.parameters["up.weight"] == "_StridedShard(dim=0, sf=2), Shard(dim=0), by its DTensor placements"
     weight = torch.arange(32.0).reshape(8, 4)
     full = {name: torch.zeros(value.shape) for name, value in prover.sequential.inputs.items()} | {"params.up.weight": weight}
-    layouts = prover.joint.graphs[0].input_layouts["params.up.weight"].placements
-    assert layouts == ("_StridedShard(dim=0, sf=2)", "Shard(dim=0)")
     for rank, given in enumerate(replayed(prover.relations, full)):
         data, tensor = divmod(rank, 2)
         assert torch.equal(given["params.up.weight"], weight.chunk(2)[tensor].chunk(2)[data])

@@ -11,6 +11,7 @@ from cases.case import Case
 from cases.gaps import CONDITIONAL, NOT_LOCATED, NOT_YET
 
 import graphguard as gg
+from graphguard import pipeline
 from graphguard.audit.claims import audit_claims
 from graphguard.capture.torch import session
 from graphguard.counterexample import shrinking
@@ -111,11 +112,11 @@ def test_every_family_runs_a_correct_and_a_faulty_case():
 def test_case(case, monkeypatch):
     monkeypatch.setattr(shrinking, "MOST_RUNS", 0)  # tests/counterexample makes counterexamples small
     monkeypatch.setattr(session, "CAPTURED_TWICE", ())  # test_bad_input.py has programs that change from run to run
-    interpreted = recorded(monkeypatch)
+    captured, interpreted = recorded(monkeypatch)
     report = gg.verify(case.sequential, case.distributed, **case.options)
     if world(case) <= (4 if ALL else MOST_RANKS):
-        for graphs, found in interpreted:
-            audit = audit_claims(found, *graphs)
+        for found in interpreted:
+            audit = audit_claims(found, captured[0].sequential, captured[0].joint, captured[0].relations)
             assert not audit.wrong, "\n".join(map(str, audit.wrong[:5]))
             assert audit.compared
     if case.expect == "refuted":
@@ -126,20 +127,25 @@ def test_case(case, monkeypatch):
     else:
         assert bool(report.conditions) == (case.name in CONDITIONAL), report.headline
         found = {path: relation.placements and dict(relation.placements) for path, relation in report.relation.items()}
-        assert found == expected(case, interpreted[-1][0][0])
+        assert found == expected(case, captured[0].sequential)
 
 
 def recorded(monkeypatch):
-    """The graphs that are interpreted, and their descriptions, as they come."""
-    interpreted = []
-    interpret = prover.interpret
+    """What is captured, and the descriptions, as they come."""
+    captured, interpreted = [], []
+    interpret, decide = prover.interpret, pipeline.decide
 
     def recording(*args):
-        interpreted.append((args[:3], interpret(*args)))
-        return interpreted[-1][1]
+        interpreted.append(interpret(*args))
+        return interpreted[-1]
+
+    def deciding(problem, *args, **options):
+        captured.append(problem.captured)
+        return decide(problem, *args, **options)
 
     monkeypatch.setattr(prover, "interpret", recording)
-    return interpreted
+    monkeypatch.setattr(pipeline, "decide", deciding)
+    return captured, interpreted
 
 
 def is_located(case, report):

@@ -1,8 +1,7 @@
 """`graphguard bench engine`: a Llama of 126 layers, forward and backward, and its ranks under tensor + sequence parallelism.
 
 Both graphs are interpreted and every output is related; capture is not counted. An operation is a node of the sequential graph
-or of one rank's graph: ranks of equal structure are interpreted at once, so their nodes are counted once. Three ranks are
-captured, the first two and the last; the numbers in which they differ go by equal steps, and give those of all other ranks.
+or of the graph of a class of ranks: they are interpreted at once, so their nodes are counted once.
 """
 
 from __future__ import annotations
@@ -16,24 +15,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table as Printed
 
 from graphguard.bench.llama import Llama
 from graphguard.capture.torch.isolate import run_isolated
 from graphguard.capture.torch.program import FunctionProgram
-from graphguard.capture.torch.session import Take, capture_takes
+from graphguard.capture.torch.session import capture
 from graphguard.capture.torch.subject import Subject
 from graphguard.engine.interpret import Interpretation, Interpreter
 from graphguard.engine.prove import _Prover, without_collection
-from graphguard.engine.ranks.rank_classes import Stream, streams, varying
 from graphguard.engine.store.table import Table
 from graphguard.errors import InternalError
-from graphguard.graph import json as graph_json
-from graphguard.graph.ir import Graph, Mesh, Node
-from graphguard.graph.matching import Joint, Match
+from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.placement import REPLICATE, Shard
+from graphguard.graph.world import World
 from graphguard.lemmas.known import all_lemmas
 from graphguard.relation.expectation import Expectation
 
@@ -43,98 +39,30 @@ REPEATS = 3
 MOST_MICROS, MOST_GROWTH = 100, 1.5  # per operation at the fewest lanes; of the time from the fewest lanes to the most
 
 
-# ---------------------------------------------------------------------- graphs of very many ranks
-@dataclass
-class Steps(Stream):
-    """Ranks whose numbers go by equal steps: one graph stands for all."""
-
-    steps: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by part, position of the node, place of the argument
-
-    def arguments(self, part: str, position: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        alone = Stream(self.ranks[:1], self.graphs[:1], self.relations[:1])
-        args, kwargs = alone.arguments(part, position)
-        varied = list(args)
-        for place in range(len(varied)):
-            step = self.steps.get((part, position, place))
-            if step is not None:
-                varied[place] = varied[place] + step * np.arange(self.lanes, dtype=np.int64)
-        return tuple(varied), kwargs
-
-
 class Case(NamedTuple):
-    """The two graphs of a proof, with the ranks as one stream."""
+    """What is proved."""
 
     sequential: Graph
-    stream: Steps
-    joint: Joint
+    world: World
     expected: dict[str, Expectation]
     ranges: dict[str, tuple[int, int]]
 
     @property
     def operations(self) -> int:
-        return len(self.sequential.nodes) + len(self.stream.graphs[0].nodes)
+        return len(self.sequential.nodes) + sum(len(each.graph.nodes) for each in self.world.classes)
 
 
-def captured(llama: Llama, ranks: int) -> list[list[str]]:
-    """The graphs of the sequential program, and of the first, the second and the last rank, as texts."""
+def case_of(llama: Llama, ranks: int) -> Case:
     programs = FunctionProgram(llama.sequential, "sequential"), FunctionProgram(llama.distributed, "distributed")
-    subject = Subject(*programs, Mesh.of({"tp": ranks}), llama.inputs())
-    takes = [Take(rank) for rank in (None, 0, 1, ranks - 1)]
-    answers = capture_takes(subject, takes, None, True, None, {})
-    return [[graph_json.dumps(graph) for graph in answers[take].graphs] for take in takes]
-
-
-def case_of(llama: Llama, ranks: int, texts: Sequence[Sequence[str]]) -> Case:
-    sequential = graph_json.loads(texts[0][0])
-    relations, graphs = zip(*(map(graph_json.loads, pair) for pair in texts[1:]), strict=True)
+    found = capture(Subject(*programs, Mesh.of({"tp": ranks}), llama.inputs()))
     expected = {f"grads.{name}": _expectation(placement) for name, (_, placement) in llama.layout().items()}
     expected["loss"] = Expectation(str(REPLICATE), (REPLICATE,))
-    ids = dict.fromkeys(("tokens", "target"), (0, llama.vocab))
-    stream = stream_of(relations, graphs, ranks)
-    return Case(sequential, stream, joint_of(stream), expected, ids)
+    return Case(found.sequential, found.world(), expected, dict.fromkeys(("tokens", "target"), (0, llama.vocab)))
 
 
 def _expectation(placement: Any) -> Expectation:
     placed = Shard(placement.dim) if placement.is_shard() else REPLICATE
     return Expectation(str(placed), (placed,))
-
-
-def stream_of(relations: Sequence[Graph], graphs: Sequence[Graph], ranks: int) -> Steps:
-    """All ranks from the graphs of the first, the second and the last."""
-    if len(streams(graphs, relations)) != 1:
-        raise InternalError("the ranks of the benchmark are not of one class")
-    steps = {("graphs", *where): step for where, step in _steps(graphs, ranks).items()}
-    steps |= {("relations", *where): step for where, step in _steps(relations, ranks).items()}
-    return Steps(list(range(ranks)), [graphs[0]] * ranks, [relations[0]] * ranks, steps)
-
-
-def _steps(graphs: Sequence[Graph], ranks: int) -> dict[tuple[int, int], int]:
-    first, _, last = graphs
-    if any(list(graph.constants.values()) != list(first.constants.values()) for graph in graphs):
-        raise InternalError("the ranks of the benchmark have constants of their own")
-    found: dict[tuple[int, int], int] = {}
-    for position, nodes in enumerate(zip(*(graph.nodes for graph in graphs), strict=True)):
-        for place in varying(nodes[0].op):
-            numbers: list[Any] = [node.args[place] for node in nodes if place < len(node.args)]
-            if not numbers or type(numbers[0]) is not int or len(set(numbers)) == 1:
-                continue
-            step = numbers[1] - numbers[0]
-            if numbers[2] != numbers[0] + step * (ranks - 1):
-                raise InternalError(f"{last.nodes[position]} of the benchmark does not follow from the first ranks")
-            found[position, place] = step
-    return found
-
-
-def joint_of(stream: Stream) -> Joint:
-    """Every communication is one of all ranks, at the same position."""
-    everyone = tuple(stream.ranks)
-    matches: dict[Node, Match] = {}
-    for node in stream.graphs[0].nodes:
-        if node.communicates and node.op != "dist.wait":
-            if node.kwargs["group"] != everyone:
-                raise InternalError(f"{node} of the benchmark is not of all ranks")
-            matches[node] = Match(len(matches), node.op, everyone, dict.fromkeys(everyone, node))
-    return Joint(stream.graphs, list(matches.values()), [], matches)
 
 
 # ---------------------------------------------------------------------- the measurement
@@ -167,12 +95,11 @@ def _measured(case: Case, before: int) -> Measurement:
     sequential = interpreter.run_sequential(case.sequential, inputs)
     turned = time.perf_counter()
     table.recording = False
-    (environment,) = interpreter.run_streams([case.stream], case.joint, inputs)
+    environments = interpreter.run_classes(case.world, inputs)
     interpreted = time.perf_counter()
-    found = Interpretation(
-        table, interpreter.lemmas, sequential, [(case.stream, environment)], interpreter.opaque, interpreter.fallbacks
-    )
-    proof = _Prover(found, case.sequential, case.joint, case.expected).run()
+    streams = list(zip(case.world.classes, environments, strict=True))
+    found = Interpretation(table, interpreter.lemmas, sequential, streams, interpreter.opaque, interpreter.fallbacks)
+    proof = _Prover(found, case.sequential, case.world, case.expected).run()
     ended = time.perf_counter()
     if not proof.proved:
         raise InternalError(f"the benchmark is not proved: {proof.findings[0].message}")
@@ -199,13 +126,12 @@ class Runs:
 
     layers: int
     lanes: int
-    texts: list[list[str]]
     operations: int = 0
     taken: list[Measurement] = field(default_factory=list)
 
     def add(self) -> None:
         def run() -> tuple[int, Measurement]:
-            case = case_of(Llama(self.layers), self.lanes, self.texts)
+            case = case_of(Llama(self.layers), self.lanes)
             return case.operations, measure(case)
 
         self.operations, measurement = _isolated(run)
@@ -221,7 +147,7 @@ class Runs:
 def main(layers: Sequence[int] = LAYERS, lanes: Sequence[int] = LANES, repeats: int = REPEATS) -> None:
     most, fewest = max(layers), min(lanes)
     sizes = [(count, fewest) for count in sorted(layers)] + [(most, count) for count in sorted(lanes) if count != fewest]
-    every = [Runs(count, ranks, captured(Llama(count), ranks)) for count, ranks in sizes]
+    every = [Runs(count, ranks) for count, ranks in sizes]
     for _ in range(repeats):
         for runs in every:  # in turns: what else the machine does then slows all of them
             runs.add()

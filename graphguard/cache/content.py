@@ -11,15 +11,18 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any
+
+import numpy as np
 
 from graphguard.cache.kit import changed_since_loaded, kit
 from graphguard.capture.front import Captured, Problem
 from graphguard.graph import json as graph_json
 from graphguard.graph.ir import Graph, Node
 from graphguard.graph.matching import Joint
+from graphguard.graph.rank_class import Each, Groups, PerRank
 from graphguard.verdict.limits import Limits
 
 # What the JSON of a graph has, and how it has it: a graph with more than that is not kept.
@@ -73,8 +76,14 @@ def plain(item: Any) -> Any:
         return {"graph": _graph(item)}
     if kind is Joint:
         return {"joint": _joint(item)}
-    if kind is Captured:
-        return _fields(item, {"seconds"})
+    if kind is Captured:  # classes of ranks say all that is made of them
+        return _fields(item, {"seconds"} if item.matched is None else {"seconds", "ranks", "relations", "joint"})
+    if kind is np.ndarray:
+        return {"array": [str(item.dtype), list(item.shape), sha256(np.ascontiguousarray(item).data).hexdigest()]}
+    if kind is bytes:
+        return {"bytes": sha256(item).hexdigest()}
+    if kind in (PerRank, Groups, Each):
+        return {kind.__name__: [plain(getattr(item, name)) for name in kind.__slots__ if name != "key"]}
     if isinstance(item, Mapping):
         return {"map": [[plain(key), plain(value)] for key, value in item.items()]}
     if kind in (tuple, list):
@@ -101,7 +110,10 @@ def _graph(graph: Graph) -> str:
     for node in graph.nodes:
         if not node.op.startswith(_KNOWN) and node.op not in _OWN:
             raise UnkeptError(f"{node.op} is an operator of yours, whose content cannot be told")
-    return sha256(f"{graph.built} {graph_json.dumps(graph)}".encode()).hexdigest()
+    apart = {value.id: plain(each) for value, each in graph.constants.items() if type(each) is Each}
+    alike = replace(graph, constants={value: each for value, each in graph.constants.items() if type(each) is not Each})
+    text = json.dumps([graph.built, apart, graph_json.to_plain(alike)], default=plain)
+    return sha256(text.encode()).hexdigest()
 
 
 def _joint(joint: Joint) -> list[Any]:

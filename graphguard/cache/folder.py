@@ -131,8 +131,8 @@ def _answers(report: Report, problem: Problem) -> bool:
     """Whether the report says what an answer can say: of what is verified, a relation for every output, and nothing against
     it."""
     captured = problem.captured
-    ops = sum(len(graph.nodes) for graph in [captured.sequential, *captured.ranks])
-    if report.verdict not in _VERDICTS or (report.stats.get("ops"), report.stats.get("ranks")) != (ops, problem.mesh.size):
+    sizes = captured.operations, problem.mesh.size
+    if report.verdict not in _VERDICTS or (report.stats.get("ops"), report.stats.get("ranks")) != sizes:
         return False
     if report.verdict != "verified":
         return bool(report.findings)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
 from graphguard.errors import UsageError
+from graphguard.graph.class_matching import join_classes, world_of
 from graphguard.graph.dtypes import class_of
+from graphguard.graph.expanded import Expanded, ExpandedJoint
 from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.matching import Joint
+from graphguard.graph.rank_class import RankClass
+from graphguard.graph.world import World
 from graphguard.relation.expectation import Expectation
 
 Progress = Callable[[str, int, int], None]  # what is going on, how much of it is done, and how much there is
@@ -27,14 +33,63 @@ class Captured:
     matched."""
 
     sequential: Graph
-    ranks: list[Graph]
-    relations: list[Graph]
+    ranks: Sequence[Graph]
+    relations: Sequence[Graph]
     joint: Joint
     seconds: float = 0.0
     assumptions: list[str] = field(default_factory=list)
     unstable: str | None = None  # a rank's graph differs from capture to capture, and how
     classes: int | None = None  # of ranks that were captured at once; None if every rank was captured by itself
     by_rank: str | None = None  # why every rank was, where classes were tried
+    matched: World | None = None  # the classes, where the ranks are too many to be matched one by one
+
+    def world(self, apart: bool = False) -> World:
+        """The ranks by classes; or each as a class of its own."""
+        if self.matched is not None and not apart:
+            return self.matched
+        return world_of(self.joint, self.relations, apart)
+
+    @property
+    def held(self) -> Sequence[RankClass]:
+        """The ranks as they were captured: by classes, or one by one."""
+        if self.matched is not None:
+            return self.matched.classes
+        pairs = zip(self.relations, self.ranks, strict=True)
+        return [RankClass(np.array([rank]), *pair) for rank, pair in enumerate(pairs)]
+
+    @property
+    def weighted(self) -> list[tuple[Graph, int]]:
+        """Each graph of the ranks, and how many of them have it."""
+        return [(graph, each.lanes) for each in self.held for graph in (each.graph, each.relation)]
+
+    @property
+    def operations(self) -> int:
+        """Of the sequential program, and of every rank."""
+        return len(self.sequential.nodes) + sum(len(each.graph.nodes) * each.lanes for each in self.held)
+
+    def with_relations(self, other: Captured) -> Captured:
+        """The same programs, with the input relations of another capture."""
+        if self.matched is None:
+            return replace(self, relations=list(other.relations))
+        parts = [
+            RankClass(ranks, theirs.part(there).relation, mine.part(here).graph)
+            for mine in self.matched.classes
+            for theirs in other.held
+            for ranks, here, there in [np.intersect1d(mine.ranks, theirs.ranks, assume_unique=True, return_indices=True)]
+            if len(ranks)
+        ]
+        made = captured_by_classes(self.sequential, join_classes(parts, self.matched.mesh))
+        return replace(self, ranks=made.ranks, relations=made.relations, joint=made.joint, matched=made.matched)
+
+    def returning(self, path: str) -> list[bool]:
+        """By rank, whether it returns an output."""
+        return (self.joint if self.matched is None else self.matched).returning(path)
+
+
+def captured_by_classes(sequential: Graph, world: World) -> Captured:
+    """Of very many ranks, whose own graphs are written out only if they are asked for."""
+    graphs, relations = Expanded(world.classes, 1), Expanded(world.classes, 0)
+    return Captured(sequential, graphs, relations, ExpandedJoint(graphs, world.findings), matched=world)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ there once all members have posted. What cannot be described is Unknown, with a 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,9 +19,8 @@ from graphguard.engine.algebra.sums import named
 from graphguard.engine.ranks import draws
 from graphguard.engine.ranks.astray import Astray
 from graphguard.engine.ranks.collective import Groups
-from graphguard.engine.ranks.collective_call import CollectiveCall
+from graphguard.engine.ranks.collective_call import CollectiveCall, Members
 from graphguard.engine.ranks.draws import Draws
-from graphguard.engine.ranks.rank_classes import Stream
 from graphguard.engine.store.memo import Memo, word
 from graphguard.engine.store.need import Need
 from graphguard.engine.store.table import Table
@@ -29,10 +29,13 @@ from graphguard.engine.terms.lane import collapse
 from graphguard.engine.terms.part import Axis, Whole
 from graphguard.engine.terms.term import ONE, Factor, Index, Term, Undescribed, Value
 from graphguard.engine.terms.unknown import Described, Environment, Unknown
+from graphguard.graph.alike import NOT_OPERANDS
+from graphguard.graph.collectives import WAIT
 from graphguard.graph.exposure import Exposure, Shown
 from graphguard.graph.ir import Arg, Constant, Graph, Node
 from graphguard.graph.ir import Value as Tensor
-from graphguard.graph.matching import Joint
+from graphguard.graph.rank_class import Each, PerRank, RankClass
+from graphguard.graph.world import Place, World
 
 
 class UserLemma(Protocol):
@@ -58,26 +61,26 @@ class Lemmas:
 
 
 class IsRelated(Protocol):
-    """Whether what the ranks of a stream hold is a copy, a tile, a summand or a multiple of a sequential tensor."""
+    """Whether what the ranks of a class hold is a copy, a tile, a summand or a multiple of a sequential tensor."""
 
-    def __call__(self, stream: Stream, value: Described) -> bool: ...
+    def __call__(self, held: RankClass, value: Described) -> bool: ...
 
 
 class NodeNeeds(NamedTuple):
-    """What an operation needs, so that it is defined; of each lane, the operation."""
+    """What an operation of a class needs, so that it is defined."""
 
-    nodes: tuple[Node, ...]
+    place: Place
     needs: tuple[Need, ...]
 
 
 @dataclass
 class Interpretation:
-    """The descriptions of all tensors: of the sequential program, and of each stream of ranks."""
+    """The descriptions of all tensors: of the sequential program, and of each class of ranks."""
 
     table: Table
     lemmas: Lemmas
     sequential: Environment = field(default_factory=dict)
-    streams: list[tuple[Stream, Environment]] = field(default_factory=list)
+    streams: list[tuple[RankClass, Environment]] = field(default_factory=list)
     opaque: set[str] = field(default_factory=set)
     fallbacks: list[tuple[Node, str]] = field(default_factory=list)
     needs: list[NodeNeeds] = field(default_factory=list)  # what the ranks' operations need, so that they are defined
@@ -93,7 +96,7 @@ class Interpreter:
         self.opaque: set[str] = set()  # operators that no row describes
         self.fallbacks: list[tuple[Node, str]] = []  # operations taken as opaque, and why
         self.needs: list[NodeNeeds] = []
-        self.groups: dict[tuple[tuple[int, ...], ...], Groups] = {}  # by the lanes of their members
+        self.groups: dict[int, tuple[Members, Groups]] = {}  # by the array of their members, which is kept
         self.draws = Draws()
         self.is_related: IsRelated | None = None  # to the sequential program; ways that lead far from it are then not followed
         self._constants: dict[Constant, Any] = {}
@@ -135,24 +138,21 @@ class Interpreter:
             return Unknown(f"{node.op} was described with the shape {result.shape}, not {shape}", node)
         return result
 
-    def random(self, nodes: Sequence[Node], args: tuple[Any, ...]) -> list[Described] | None:
+    def random(self, node: Node, args: tuple[Any, ...]) -> list[Described] | None:
         """What the lanes draw, if that stands for something; None if nothing was drawn."""
-        drawn = [draws.drawn(node) for node in nodes]
-        reason = self.draws.reasons.get(drawn[0])
-        if reason is not None:
-            return [Unknown(reason, nodes[0])] * len(nodes[0].outputs)
-        tiles = [self.draws.tiles.get(tensor) for tensor in drawn]
-        first = tiles[0]
-        if first is None or any(tile is None or tile[:3] != first[:3] for tile in tiles):
+        drawn = draws.drawn(node) if node.outputs else None
+        tile = None if drawn is None else self.draws.tiles.get(drawn)
+        if drawn is not None and drawn in self.draws.reasons:
+            return [Unknown(self.draws.reasons[drawn], node)] * len(node.outputs)
+        if drawn is None or tile is None:
             return None
-        whole = self._atom("draw", first.number, first.whole)
-        if draws.is_mask(nodes[0]):
+        whole = self._atom("draw", tile.number, tile.whole)
+        if draws.is_mask(node):
             for term in whole.terms:
                 term.factors[0].atom.indicator = term.factors[0].atom.nonnegative = True
-        if first.dim is not None:
-            start = collapse(np.array([tile.start for tile in tiles if tile is not None], dtype=np.int64))
-            whole = self.ops.cut(whole, first.dim, start, collapse(start + drawn[0].shape[first.dim]))
-        if nodes[0].op != "aten.native_dropout.default":
+        if tile.dim is not None:
+            whole = self.ops.cut(whole, tile.dim, tile.start, collapse(tile.start + drawn.shape[tile.dim]))
+        if node.op != "aten.native_dropout.default":
             return [whole]
         x, share, training = args
         if training is not True or isinstance(x, Unknown) or not 0 <= share < 1:
@@ -160,7 +160,7 @@ class Interpreter:
         try:
             return [self.ops.scale(self.ops.mul(x, whole), 1 / (1 - fraction(share))), whole]
         except Undescribed as error:
-            return [Unknown(str(error), nodes[0])] * len(nodes[0].outputs)
+            return [Unknown(str(error), node)] * len(node.outputs)
 
     def _special(self, node: Node, args: tuple[Any, ...], lanes: int) -> tuple[Any, ...] | None:
         if node.op == "gg.part":
@@ -261,7 +261,7 @@ class Interpreter:
         for node in graph.nodes:
             args, kwargs = bound((node.args, dict(node.kwargs)), environment)
             self.table.stops.at, self.table.shown = node, exposure.of(node)
-            results = self.random([node], args) or self.describe(node, args, kwargs, 1)
+            results = self.random(node, args) or self.describe(node, args, kwargs, 1)
             for tensor, result in zip(node.outputs, results, strict=False):
                 if isinstance(result, Value) and len(result.terms) > 1 and uses[tensor] > 1 and tensor.dtype != "bool":
                     result = self._as_atom(result)  # a mask stays open: its complement is simple
@@ -292,122 +292,96 @@ class Interpreter:
         return result
 
     # ------------------------------------------------------------------ the ranks
-    def run_streams(self, streams: Sequence[Stream], joint: Joint, inputs: Mapping[str, Value]) -> list[Environment]:
-        players = [Player(self, stream, joint, inputs, len(streams)) for stream in streams]
-        where = {rank: (player, lane) for player in players for lane, rank in enumerate(player.stream.ranks)}
+    def run_classes(self, world: World, inputs: Mapping[str, Value]) -> list[Environment]:
+        players = [Player(self, world, number, inputs) for number in range(len(world.classes))]
         moved = True
         while moved:
             moved = False
             for player in players:
-                moved = player.advance(where) or moved
+                moved = player.advance(players) or moved
         for player in players:
             player.give_up()
         return [player.environment for player in players]
 
 
 class Player:
-    """One stream while it is described."""
+    """One class while it is described."""
 
-    def __init__(self, interpreter: Interpreter, stream: Stream, joint: Joint, inputs: Mapping[str, Value], classes: int):
-        self.interpreter, self.stream, self.joint = interpreter, stream, joint
-        self.graph = stream.graphs[0]
+    def __init__(self, interpreter: Interpreter, world: World, number: int, inputs: Mapping[str, Value]):
+        self.interpreter, self.world, self.number = interpreter, world, number
+        self.held = world.classes[number]
+        self.graph = self.held.graph
         self.environment: Environment = {}
-        self.pending = list(range(len(self.graph.nodes)))
+        self.queue = Queue(self.graph)
         self.posted: dict[int, list[Described]] = {}  # what each communication sends, by position
-        self._positions: dict[int, dict[int, int]] = {}
         related = interpreter.is_related
-        self.astray = None if related is None else Astray(interpreter.table, classes, partial(related, stream))
+        self.astray = None if related is None else Astray(interpreter.table, len(world.classes), partial(related, self.held))
         self._begin(inputs)
 
-    def position_of(self, lane: int, node: Node) -> int:
-        """The place of a rank's node in its graph."""
-        if lane not in self._positions:
-            self._positions[lane] = {id(each): n for n, each in enumerate(self.stream.graphs[lane].nodes)}
-        return self._positions[lane][id(node)]
-
     def _begin(self, inputs: Mapping[str, Value]) -> None:
-        relation = self.stream.relations[0]
+        relation = self.held.relation
         local: Environment = {value: inputs[name] for name, value in relation.inputs.items()}
-        self._add_constants(local, self.stream.relations)
-        for position, node in enumerate(relation.nodes):
-            args, kwargs = bound(self.stream.arguments("relations", position), local)
-            results = self.interpreter.describe(node, args, kwargs, self.stream.lanes)
+        self._add_constants(local, relation)
+        for node in relation.nodes:
+            args, kwargs = bound(arguments(node), local)
+            results = self.interpreter.describe(node, args, kwargs, self.held.lanes)
             local |= zip(node.outputs, results, strict=False)
         for name, value in self.graph.inputs.items():
             given = relation.outputs[name]
             assert given is not None
             self.environment[value] = local[given]
-        self._add_constants(self.environment, self.stream.graphs)
+        self._add_constants(self.environment, self.graph)
 
-    def _add_constants(self, environment: Environment, graphs: Sequence[Graph]) -> None:
-        columns = [list(graph.constants.items()) for graph in graphs]
-        for row in zip(*columns, strict=True):
-            value, constant = row[0]
-            if all(other == constant for _, other in row):
+    def _add_constants(self, environment: Environment, graph: Graph) -> None:
+        for value, constant in graph.constants.items():
+            if not isinstance(constant, Each):
                 environment[value] = self.interpreter.constant(constant)
                 continue
-            numbers = [elements(other) for _, other in row]
-            if all(n is not None and n.dtype.kind in "iub" for n in numbers):
-                lanes = np.array([int(n.flat[0]) for n in numbers], dtype=np.int64)
-                environment[value] = self.interpreter.ops.full(value.shape, lanes)
-            else:
-                environment[value] = Unknown("a constant that differs between ranks", None)
+            numbers = np.array([int(elements(each).flat[0]) for each in constant.items], dtype=np.int64)
+            environment[value] = self.interpreter.ops.full(value.shape, numbers)
 
-    def advance(self, where: Mapping[int, tuple[Player, int]]) -> bool:
+    def advance(self, players: Sequence[Player]) -> bool:
+        """Describe all that can be. What communicates, and does not come through, is tried again the next time."""
         moved, waiting = False, []
-        for position in self.pending:
+        while (position := self.queue.next()) is not None:
             node = self.graph.nodes[position]
-            if not all(value in self.environment for value in node.operands()):
-                waiting.append(position)
-            elif node.op == "dist.wait" or not node.communicates:
-                self._compute(position, node)
-                moved = True
-            else:
+            if node.op != WAIT and node.communicates:
                 if position not in self.posted:
                     self.posted[position] = [self.environment[value] for value in node.operands()]
                     moved = True
-                if self._deliver(position, node, where):
-                    moved = True
-                else:
+                if not self._deliver(position, node, players):
                     waiting.append(position)
-        self.pending = waiting
+                    continue
+            elif node.op != WAIT:
+                self._compute(position, node)
+            self.queue.done(node)
+            moved = True
+        self.queue.put_back(waiting)
         return moved
 
     def _compute(self, position: int, node: Node) -> None:
-        args, kwargs = bound(self.stream.arguments("graphs", position), self.environment)
-        if node.op == "dist.wait":
-            return
+        args, kwargs = bound(arguments(node), self.environment)
         before, work = self.interpreter.table.needs.count(), self.interpreter.table.work
         self.interpreter.table.stops.at = node
-        results = self._random(position, node, args) or self.interpreter.describe(node, args, kwargs, self.stream.lanes)
+        results = self.interpreter.random(node, args) or self.interpreter.describe(node, args, kwargs, self.held.lanes)
         if self.astray is not None:
             work = self.interpreter.table.work - work + self.behind(position)
             results = self.astray.checked(node, results, work)
         self.environment |= zip(node.outputs, results, strict=False)
         needs = self.interpreter.table.needs.since(before)
         if needs:
-            self.interpreter.needs.append(NodeNeeds(tuple(graph.nodes[position] for graph in self.stream.graphs), needs))
-
-    def _random(self, position: int, node: Node, args: tuple[Any, ...]) -> list[Described] | None:
-        if not node.outputs or draws.drawn(node) not in self.graph.states:
-            return None
-        return self.interpreter.random([graph.nodes[position] for graph in self.stream.graphs], args)
+            self.interpreter.needs.append(NodeNeeds((self.number, position), needs))
 
     def give_up(self) -> None:
         """What never arrived has no description."""
-        for position in self.pending:
-            node = self.graph.nodes[position]
+        for node in self.graph.nodes:
             for value in node.outputs:
                 self.environment.setdefault(value, Unknown("it waits for what never comes", node))
 
     # ------------------------------------------------------------------ communication
-    def _deliver(self, position: int, node: Node, where: Mapping[int, tuple[Player, int]]) -> bool:
-        matches = [
-            self.joint.match_of(rank, graph.nodes[position])
-            for rank, graph in zip(self.stream.ranks, self.stream.graphs, strict=True)
-        ]
+    def _deliver(self, position: int, node: Node, players: Sequence[Player]) -> bool:
         self.interpreter.table.stops.at = node
-        call, work = CollectiveCall(self, position, matches, where), self.interpreter.table.work
+        call, work = CollectiveCall(self.world, (self.number, position), players), self.interpreter.table.work
         if not call.complete():
             return False
         try:
@@ -424,6 +398,46 @@ class Player:
     def behind(self, position: int) -> int:
         """The work on the longest way to what an operation reads, from what was last related to the sequential program."""
         return 0 if self.astray is None else self.astray.behind(self.graph.nodes[position].operands())
+
+
+class Queue:
+    """The operations of a graph whose operands are there, the first one first."""
+
+    def __init__(self, graph: Graph):
+        self._ready: list[int] = []
+        self._missing: dict[int, int] = {}  # by position, how many operands are not there yet
+        self._waiting: dict[Tensor, list[int]] = defaultdict(list)
+        made = {value for node in graph.nodes for value in node.outputs}
+        for position, node in enumerate(graph.nodes):
+            operands = {value for value in node.operands() if value in made}
+            self._missing[position] = len(operands)
+            for value in operands:
+                self._waiting[value].append(position)
+        self.put_back([position for position, missing in self._missing.items() if not missing])
+
+    def next(self) -> int | None:
+        return heappop(self._ready) if self._ready else None
+
+    def done(self, node: Node) -> None:
+        for value in node.outputs:
+            for position in self._waiting.pop(value, ()):
+                self._missing[position] -= 1
+                if not self._missing[position]:
+                    heappush(self._ready, position)
+
+    def put_back(self, positions: Sequence[int]) -> None:
+        for position in positions:
+            heappush(self._ready, position)
+
+
+def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operation of a class, with one number per lane where the ranks differ."""
+
+    def numbers(arg: Any) -> Any:
+        return collapse(arg.numbers) if type(arg) is PerRank else arg
+
+    kwargs = {name: arg for name, arg in node.kwargs.items() if name not in NOT_OPERANDS} if node.communicates else node.kwargs
+    return tuple([numbers(arg) for arg in node.args]), dict(kwargs)
 
 
 # ---------------------------------------------------------------------- small things

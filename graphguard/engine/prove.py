@@ -17,8 +17,6 @@ from graphguard.engine.limits import Limits, ProofStops
 from graphguard.engine.proof import Proof, Relation
 from graphguard.engine.ranks import astray
 from graphguard.engine.ranks.draws import matched
-from graphguard.engine.ranks.rank_classes import streams as classes_of
-from graphguard.engine.ranks.split_classes import without_overlaps
 from graphguard.engine.relate.arrangements import arranged, padded
 from graphguard.engine.relate.conditions import conditions_of
 from graphguard.engine.relate.law import law_at
@@ -37,13 +35,13 @@ from graphguard.engine.terms.term import Atom, Value
 from graphguard.engine.terms.unknown import Described, Unknown
 from graphguard.graph.ancestry import outputs_by_node
 from graphguard.graph.findings import Finding
-from graphguard.graph.ir import Graph, Mesh, Node, Source
+from graphguard.graph.ir import Graph, Node, Source
 from graphguard.graph.labels import may_be_ignored
 from graphguard.graph.lines import OwnLines
-from graphguard.graph.matching import Joint
 from graphguard.graph.operators import RESHAPES, name_of
 from graphguard.graph.placement import Placements, on_mesh, partial_axes
 from graphguard.graph.tensor_layout import TensorLayout
+from graphguard.graph.world import World
 from graphguard.relation.expectation import FULL, LOCAL, Expectation
 
 Range = tuple[float | None, float | None]
@@ -53,25 +51,21 @@ MOST_NEEDS = 3  # told in one message
 
 def prove(
     sequential: Graph,
-    joint: Joint,
-    relations: Sequence[Graph],
+    world: World,
     *,
     lemmas: Lemmas,
     expected: Mapping[str, Expectation] | None = None,
     ranges: Ranges | None = None,
-    apart: bool = False,
     locate: bool = True,
     limits: Limits | None = None,
 ) -> Proof:
     """How every sequential output is rebuilt from the ranks' outputs, for all inputs; or why that is not known.
 
-    apart: describe each rank by itself. It takes as many times as long as there are ranks, and proves some programs in which
-    ranks that are alike have pieces in a different order. locate: say where each relation breaks; else the first break is
-    told by itself, which is quicker."""
+    locate: say where each relation breaks; else the first break is told by itself, which is quicker."""
     begun = time.perf_counter()
     with without_collection():
-        found = interpret(sequential, joint, relations, ranges or {}, lemmas, apart, limits)
-        proof = _Prover(found, sequential, joint, expected or {}, locate).run()
+        found = interpret(sequential, world, ranges or {}, lemmas, limits)
+        proof = _Prover(found, sequential, world, expected or {}, locate).run()
     proof.seconds = time.perf_counter() - begun
     return proof
 
@@ -88,39 +82,25 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def interpret(
-    sequential: Graph,
-    joint: Joint,
-    relations: Sequence[Graph],
-    ranges: Ranges,
-    lemmas: Lemmas,
-    apart: bool = False,
-    limits: Limits | None = None,
-) -> Interpretation:
+def interpret(sequential: Graph, world: World, ranges: Ranges, lemmas: Lemmas, limits: Limits | None = None) -> Interpretation:
     """Descriptions of all tensors of both programs."""
-    table = Table(ProofStops(limits, partial(outputs_by_node, sequential, joint)))
-    table.ignores_by_default = may_be_ignored(joint.graphs)
+    table = Table(ProofStops(limits, partial(outputs_by_node, sequential, world)))
+    table.ignores_by_default = may_be_ignored([each.graph for each in world.classes])
     interpreter = Interpreter(table, lemmas)
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}
     for name, value in inputs.items():
         _state_facts(table, [term.factors[0].atom for term in value.terms], sequential.inputs[name].dtype, ranges.get(name))
-    found = Interpretation(table, lemmas, draws=matched(sequential, joint.graphs))
+    found = Interpretation(table, lemmas, draws=matched(sequential, world))
     interpreter.draws = found.draws
     found.sequential = interpreter.run_sequential(sequential, inputs)
     table.recording, table.stops.at = False, None
-    relatives = Relatives(Relator(interpreter.ops), found.sequential, _mesh_of(joint), parts=True)
-    interpreter.is_related = lambda stream, value: relatives.relation(stream, value) is not None
-    streams = without_overlaps(classes_of(joint.graphs, relations, apart), joint)
-    found.streams = list(zip(streams, interpreter.run_streams(streams, joint, inputs), strict=True))
+    relatives = Relatives(Relator(interpreter.ops), found.sequential, world.mesh, parts=True)
+    interpreter.is_related = lambda held, value: relatives.relation(held, value) is not None
+    found.streams = list(zip(world.classes, interpreter.run_classes(world, inputs), strict=True))
     table.stops.at = None
     found.opaque, found.fallbacks, found.needs = interpreter.opaque, interpreter.fallbacks, interpreter.needs
     found.relied_on = list(interpreter.relied_on.values())
     return found
-
-
-def _mesh_of(joint: Joint) -> Mesh:
-    mesh = joint.graphs[0].mesh
-    return mesh if mesh is not None else Mesh.of({"world": len(joint.graphs)})
 
 
 def _state_facts(table: Table, atoms: list[Atom], dtype: str, declared: Range | None) -> None:
@@ -141,12 +121,12 @@ class _Prover:
         self,
         found: Interpretation,
         sequential: Graph,
-        joint: Joint,
+        world: World,
         expected: Mapping[str, Expectation],
         locate: bool = True,
     ):
-        self.found, self.sequential, self.joint, self.expected, self.locate = found, sequential, joint, expected, locate
-        self.mesh = _mesh_of(joint)
+        self.found, self.sequential, self.world, self.expected, self.locate = found, sequential, world, expected, locate
+        self.mesh = world.mesh
         self.relator = Relator(Ops(found.table))
         self.own_lines = OwnLines(sequential)
         self.localiser = Localiser(found, sequential, self.mesh, self.relator)
@@ -173,11 +153,11 @@ class _Prover:
         self.proof.findings.sort(key=partial(self._order, places))
         self.proof.opaque = sorted(self.found.opaque)
         self.proof.operations = len(self.sequential.nodes) + sum(
-            len(s.graphs[0].nodes) * s.lanes for s, _ in self.found.streams
+            len(each.graph.nodes) * each.lanes for each in self.world.classes
         )
         self.proof.assumptions = self._assumptions()
         self.proof.conditions = conditions_of(
-            self.found, self.sequential, self.joint, list(self.proof.relations), self.own_lines
+            self.found, self.sequential, self.world, list(self.proof.relations), self.own_lines
         )
         return self.proof
 
@@ -196,8 +176,8 @@ class _Prover:
     def output_of_ranks(self, path: str) -> Held:
         values: list[tuple[tuple[int, ...], Described | None]] = []
         for stream, environment in self.found.streams:
-            tensor = stream.graphs[0].outputs.get(path)
-            values.append((tuple(stream.ranks), None if tensor is None else environment[tensor]))
+            tensor = stream.graph.outputs.get(path)
+            values.append((stream.members, None if tensor is None else environment[tensor]))
         return held(self.mesh, values) or held_in_a_row(values)
 
     def _relate(self, path: str, whole: Described) -> Relation | Finding:
@@ -218,12 +198,13 @@ class _Prover:
         """What is wrong with an output whatever its values are: a part of it is nowhere, or it stands for something else."""
         maker = _maker(self.sequential, path)
         at = None if maker is None else maker.source
-        if all(graph.outputs.get(path) is None for graph in self.joint.graphs):
+        returned = self.world.returning(path)
+        if not any(returned):
             return Finding("missing-output", f"no rank returns {path}", sequential=at)
         expectation = self.expected.get(path)
         if expectation is None:
             return None
-        unmet = expectation.unmet(path, self.joint.graphs)
+        unmet = expectation.unmet(returned)
         if unmet:
             ranks = tuple(sorted({rank for need in unmet for rank in need.ranks}))
             said = "; ".join(need.what for need in unmet[:MOST_NEEDS])
@@ -271,7 +252,7 @@ class _Prover:
 
     def _first_use(self, node: Node) -> Source | None:
         """The line on which the result of a rank's operation is first used, if that is another one."""
-        graph = next(graph for graph in self.joint.graphs if any(each is node for each in graph.nodes))
+        graph = next(each.graph for each in self.world.classes if any(other is node for other in each.graph.nodes))
         here, reached = self.own_lines.of(node.source), set(node.outputs)
         for each in graph.nodes:
             if here is not None and each.source is not None and any(value in reached for value in each.operands()):
@@ -314,7 +295,7 @@ class _Prover:
     def _holding(self, path: str) -> tuple[TensorLayout, ...]:
         """How the ranks hold an output, up to a factor."""
         for number, (stream, _) in enumerate(self.found.streams):
-            tensor = stream.graphs[0].outputs.get(path)
+            tensor = stream.graph.outputs.get(path)
             whole = self.sequential.outputs[path]
             holding = None if tensor is None else self.lister.holding(number, tensor, path, whole)
             if holding is not None:
@@ -381,7 +362,7 @@ class _Prover:
 
     def _at_output(self, kind: str, path: str, message: str, holdings: tuple[TensorLayout, ...] = ()) -> Finding:
         """A finding about a value that is right in itself: at the operations that make it."""
-        graph = next(graph for graph in self.joint.graphs if graph.outputs.get(path) is not None)
+        graph = next(each.graph for each in self.world.classes if each.graph.outputs.get(path) is not None)
         after, before = _maker(graph, path), _maker(self.sequential, path)
         return Finding(
             kind,

@@ -22,10 +22,12 @@ from graphguard.capture.torch.world import ranks
 from graphguard.capture.torch.world.collectives import know_groups
 from graphguard.capture.torch.world.waits import watch_waits
 from graphguard.fuzz.steps import KINDS, Work, operands
+from graphguard.graph.class_matching import world_of
 from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.matching import Joint, join
 from graphguard.graph.prune import prune
 from graphguard.graph.wellformed import require_wellformed
+from graphguard.graph.world import World
 
 MOST_ELEMENTS = 2048  # of a tensor
 _SHAPES = ((4,), (4, 2), (2, 4), (4, 4), (8,), (4, 3), (2, 2, 2), (1, 4), (6,), ())
@@ -297,6 +299,9 @@ class Graphs:
     sequential: Graph
     joint: Joint
     relations: list[Graph]
+
+    def world(self) -> World:
+        return world_of(self.joint, self.relations)
 
 
 def graphs_of(program: RandomProgram) -> Graphs:

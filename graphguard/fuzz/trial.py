@@ -63,9 +63,8 @@ def looked_at(program: RandomProgram) -> Result:
     if graphs.joint.findings:
         result.left_out = f"the ranks do not fit together: {graphs.joint.findings[0].kind}"
         return result
-    everything = (graphs.sequential, graphs.joint, graphs.relations)
-    found = interpret(*everything, program.ranges, all_lemmas())
-    proof = prove(*everything, lemmas=all_lemmas(), ranges=program.ranges, locate=False)
+    found = interpret(graphs.sequential, graphs.world(), program.ranges, all_lemmas())
+    proof = prove(graphs.sequential, graphs.world(), lemmas=all_lemmas(), ranges=program.ranges, locate=False)
     result.proved = len(proof.relations)
     result.unproved = sum(value is not None for value in graphs.sequential.outputs.values()) - result.proved
     for number in range(TRIALS):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from graphguard.graph.ir import Graph, Node, Value
 from graphguard.graph.matching import Joint
+from graphguard.graph.world import Place, World
 
 
 def needed_alone(graph: Graph, wanted: Iterable[Value]) -> set[Value]:
@@ -43,16 +44,36 @@ def _members(joint: Joint, rank: int, node: Node) -> Iterator[tuple[int, Node]]:
     yield from joint.match_of(rank, node).nodes.items() if node.communicates else [(rank, node)]
 
 
-def outputs_by_node(sequential: Graph, joint: Joint) -> dict[Node, frozenset[str]]:
+def needed_of_classes(world: World, wanted: Iterable[tuple[int, Value]]) -> set[Place]:
+    """All operations, of all classes of ranks, that some values of classes are made from."""
+    makers = [
+        {value: position for position, node in enumerate(each.graph.nodes) for value in node.outputs} for each in world.classes
+    ]
+    places: set[Place] = set()
+    pending = list(wanted)
+    while pending:
+        number, value = pending.pop()
+        position = makers[number].get(value)
+        if position is None or (number, position) in places:
+            continue
+        for place in world.together((number, position)):
+            if place not in places:
+                places.add(place)
+                pending += [(place[0], operand) for operand in world.node(place).operands()]
+    return places
+
+
+def outputs_by_node(sequential: Graph, world: World) -> dict[Node, frozenset[str]]:
     """By operation of both programs, the outputs that are made from its results, on whichever rank."""
-    graphs = (sequential, *joint.graphs)
+    graphs = (sequential, *(each.graph for each in world.classes))
     paths = list(dict.fromkeys(path for graph in graphs for path in graph.outputs))
+    bit_of = {path: 1 << place for place, path in enumerate(paths)}
     reached: dict[Value, int] = defaultdict(int)  # a bit for each output
     for graph in graphs:
         for path, value in graph.outputs.items():
             if value is not None:
-                reached[value] |= 1 << paths.index(path)
-    members = {node: tuple(match.nodes.values()) for match in joint.matches for node in match.nodes.values()}
+                reached[value] |= bit_of[path]
+    met = {world.node(place): [world.node(each) for each in world.together(place)] for place in world.calls}
     found: dict[Node, int] = {}
     changed = True
     while changed:  # what one rank sends may reach what another returns
@@ -60,12 +81,12 @@ def outputs_by_node(sequential: Graph, joint: Joint) -> dict[Node, frozenset[str
         for graph in graphs:
             for node in reversed(graph.nodes):
                 bits = 0
-                for member in members.get(node, (node,)):
+                for member in met.get(node, (node,)):
                     for value in member.outputs:
                         bits |= reached[value]
                 if bits != found.get(node):
                     found[node], changed = bits, True
                     for value in node.operands():
                         reached[value] |= bits
-    told = {bits: frozenset(path for place, path in enumerate(paths) if bits >> place & 1) for bits in set(found.values())}
+    told = {bits: frozenset(path for path, bit in bit_of.items() if bits & bit) for bits in set(found.values())}
     return {node: told[bits] for node, bits in found.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from graphguard.graph.ir import Graph, Node, Source
+from graphguard.graph.rank_class import RankClass
 
 # What is known of an operation's results: the other program has them, or not; they have no description; nothing was asked.
 STATES = ("related", "unrelated", "undescribed", "unknown")
@@ -48,9 +49,10 @@ def listed(name: str, ranks: tuple[int, ...], graph: Graph, relate: Relate = unk
     return ListedProgram(name, ranks, tuple(operations))
 
 
-def without_relations(sequential: Graph, ranks: list[Graph]) -> list[ListedProgram]:
+def without_relations(sequential: Graph, held: Sequence[RankClass]) -> list[ListedProgram]:
     """Of ranks whose communication does not fit together: nothing was asked of their values."""
-    return [listed("sequential", (), sequential), *(listed(f"rank {n}", (n,), graph) for n, graph in enumerate(ranks))]
+    ranks = [listed(in_words(each.members), each.members, each.graph) for each in held]
+    return [listed("sequential", (), sequential), *ranks]
 
 
 def in_words(ranks: tuple[int, ...]) -> str:

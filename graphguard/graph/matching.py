@@ -48,6 +48,10 @@ class Joint:
     def match_of(self, rank: int, node: Node) -> Match:
         return self._by_node[node]
 
+    def returning(self, path: str) -> list[bool]:
+        """By rank, whether it returns an output."""
+        return [graph.outputs.get(path) is not None for graph in self.graphs]
+
 
 def join(graphs: Sequence[Graph]) -> Joint:
     """Match the communication of all ranks. What does not fit becomes findings, the first fault first."""
@@ -60,13 +64,13 @@ def first_mismatch(graphs: Sequence[Graph], raised: Collection[int]) -> Finding 
     play = _Play(graphs)
     try:
         play.play()
-    except _Stop as stop:
+    except Mismatch as stop:
         return stop.finding
     comes_so_far = not raised or any(play.ranks[rank].done for rank in raised)
     return None if comes_so_far else next(play.stuck(), None)
 
 
-class _Stop(Exception):
+class Mismatch(Exception):
     """A fault after which the order of events means nothing."""
 
     def __init__(self, finding: Finding):
@@ -74,10 +78,21 @@ class _Stop(Exception):
         self.finding = finding
 
 
-def _disagree(rank: int, node: Node, other: int, its: Node, problem: tuple[str, str]) -> _Stop:
+def disagree(rank: int, node: Node, other: int, its: Node, problem: tuple[str, str]) -> Mismatch:
     kind, text = problem
     message = f"rank {rank} at {node.source} and rank {other} at {its.source} disagree: {text}"
-    return _Stop(Finding(kind, message, (rank, other), _sources(node, its)))
+    return Mismatch(Finding(kind, message, (rank, other), _sources(node, its)))
+
+
+def not_in_itself(rank: int, node: Node, problem: str) -> Mismatch:
+    message = f"rank {rank} calls {node.op} at {node.source}: {problem}"
+    return Mismatch(Finding("collective-mismatch", message, (rank,), _sources(node)))
+
+
+def to_itself(rank: int, node: Node) -> Mismatch:
+    verb = "sends to" if node.op == "dist.send" else "receives from"
+    message = f"rank {rank} {verb} itself at {node.source}: a message needs two ranks"
+    return Mismatch(Finding("unmatched-message", message, (rank,), _sources(node)))
 
 
 class _Rank:
@@ -121,7 +136,7 @@ class _Play:
         try:
             self.play()
             findings += list(self.stuck()) or list(self._left_over())
-        except _Stop as stop:
+        except Mismatch as stop:
             findings.append(stop.finding)
         return Joint(self.graphs, self.matches, findings, self.by_node)
 
@@ -146,8 +161,7 @@ class _Play:
         group: tuple[int, ...] = node.kwargs["group"]  # type: ignore[assignment]
         problem = None if node.op == NEW_GROUP else inconsistency(group, rank, node)
         if problem is not None:
-            message = f"rank {rank} calls {node.op} at {node.source}: {problem}"
-            raise _Stop(Finding("collective-mismatch", message, (rank,), _sources(node)))
+            raise not_in_itself(rank, node, problem)
         match = self._message(rank, node) if node.op in MESSAGES else self._collective(rank, node)
         match.nodes[rank] = node
         self._require_agreement(match, rank)
@@ -166,7 +180,7 @@ class _Play:
         group, name = node.kwargs["group"], node.kwargs["name"]
         other, its = self.names.setdefault(name, (rank, node))
         if group != its.kwargs["group"] and not (group == (rank,) and its.kwargs["group"] == (other,)):
-            raise _disagree(other, its, rank, node, ("collective-mismatch", other_members(its, node)))
+            raise disagree(other, its, rank, node, ("collective-mismatch", other_members(its, node)))
         return (name, rank) if group == (rank,) else name
 
     def _turn(self, rank: int, node: Node) -> Hashable:
@@ -180,9 +194,7 @@ class _Play:
     def _message(self, rank: int, node: Node) -> Match:
         peer: int = node.kwargs["peer"]  # type: ignore[assignment]
         if peer == rank:
-            verb = "sends to" if node.op == "dist.send" else "receives from"
-            message = f"rank {rank} {verb} itself at {node.source}: a message needs two ranks"
-            raise _Stop(Finding("unmatched-message", message, (rank,), _sources(node)))
+            raise to_itself(rank, node)
         ends = (rank, peer) if node.op == "dist.send" else (peer, rank)
         key = (ends, node.kwargs["tag"], node.kwargs["group"], node.kwargs.get("channel", 0))
         waiting = self.messages[key]
@@ -201,7 +213,7 @@ class _Play:
         for rank, node in self._compared(match, newcomer):
             problem = disagreement(match.group, rank, node, newcomer, other)
             if problem is not None:
-                raise _disagree(rank, node, newcomer, other, problem)
+                raise disagree(rank, node, newcomer, other, problem)
 
     def _compared(self, match: Match, newcomer: int) -> list[tuple[int, Node]]:
         """The members that a newcomer may disagree with. Of those that show the same to all, the first is enough, if the
@@ -223,12 +235,9 @@ class _Play:
         absent = {rank: [r for r in match.group if r not in match.nodes] for rank, match in waiting.items()}
         finished = [(rank, r) for rank, missing in absent.items() for r in missing if self._never_comes(waiting[rank], rank, r)]
         if finished:
-            yield self._never_joined(waiting[finished[0][0]], *finished[0])
+            yield never_joined(waiting[finished[0][0]], *finished[0])
             return
-        cycle = _cycle(absent)
-        lines = [f"rank {r} waits in {called(waiting[r].nodes[r])} at {waiting[r].nodes[r].source}" for r in cycle]
-        nodes = [waiting[r].nodes[r] for r in cycle]
-        yield Finding("deadlock", "ranks wait for each other: " + "; ".join(lines), tuple(cycle), _sources(*nodes))
+        yield deadlock({rank: waiting[rank] for rank in _cycle(absent)})
 
     def _never_comes(self, match: Match, present: int, missing: int) -> bool:
         """Whether a rank that is waited for has ended, or has no counterpart of the message in what it has yet to do."""
@@ -249,26 +258,33 @@ class _Play:
             if not match.complete:
                 present = next(iter(match.nodes))
                 missing = next(rank for rank in match.group if rank not in match.nodes)
-                yield self._never_joined(match, present, missing)
+                yield never_joined(match, present, missing)
 
-    @staticmethod
-    def _never_joined(match: Match, present: int, missing: int) -> Finding:
-        node = match.nodes[present]
-        if node.op in MESSAGES:
-            sends = node.op == "dist.send"
-            message = (
-                f"rank {present} {'sends to' if sends else 'receives from'} rank {missing} at {node.source}, "
-                f"but rank {missing} never {'receives' if sends else 'sends'} it"
-            )
-            return Finding("unmatched-message", message, (present, missing), _sources(node))
-        if node.op == NEW_GROUP:
-            message = (
-                f"rank {present} makes the group of ranks {list(match.group)} at {node.source}, where rank {missing} does not: "
-                f"{'members must be in equally many groups by then' if _is_local(node) else ONE_ORDER}"
-            )
-            return Finding("collective-mismatch", message, (present, missing), _sources(node))
-        message = f"rank {present} calls {called(node)} at {node.source}, but rank {missing} of its group never does"
+
+def deadlock(waiting: dict[int, Match]) -> Finding:
+    """Ranks that wait for each other, with what each of them waits for."""
+    nodes = [match.nodes[rank] for rank, match in waiting.items()]
+    lines = [f"rank {rank} waits in {called(node)} at {node.source}" for rank, node in zip(waiting, nodes, strict=True)]
+    return Finding("deadlock", "ranks wait for each other: " + "; ".join(lines), tuple(waiting), _sources(*nodes))
+
+
+def never_joined(match: Match, present: int, missing: int) -> Finding:
+    node = match.nodes[present]
+    if node.op in MESSAGES:
+        sends = node.op == "dist.send"
+        message = (
+            f"rank {present} {'sends to' if sends else 'receives from'} rank {missing} at {node.source}, "
+            f"but rank {missing} never {'receives' if sends else 'sends'} it"
+        )
+        return Finding("unmatched-message", message, (present, missing), _sources(node))
+    if node.op == NEW_GROUP:
+        message = (
+            f"rank {present} makes the group of ranks {list(match.group)} at {node.source}, where rank {missing} does not: "
+            f"{'members must be in equally many groups by then' if _is_local(node) else ONE_ORDER}"
+        )
         return Finding("collective-mismatch", message, (present, missing), _sources(node))
+    message = f"rank {present} calls {called(node)} at {node.source}, but rank {missing} of its group never does"
+    return Finding("collective-mismatch", message, (present, missing), _sources(node))
 
 
 def made_by_some(graphs: Sequence[Graph]) -> str | None:

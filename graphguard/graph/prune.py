@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphguard.graph.collectives import NEW_GROUP, WAIT
 from graphguard.graph.ir import Graph, Node, Value
 from graphguard.graph.matching import Joint
+from graphguard.graph.world import Meeting, Messages, Place, World
 
 CONSTRUCTION = "communication while the module was built, whose parameters are inputs since, is matched, but not in the graph"
 
@@ -62,6 +63,53 @@ def _needed(joint: Joint, rank: int, wanted: set[int], needed: set[Value]) -> li
                 wanted.add(its)
                 works.add(node.kwargs["work"])
     return [node for node in reversed(kept) if node.op != WAIT or node.kwargs["work"] in works]
+
+
+def settled_classes(world: World) -> World:
+    """As `settled` does it of single ranks."""
+    graphs = [each.graph for each in world.classes]
+    if not any(graph.built or any(node.op == NEW_GROUP for node in graph.nodes) for graph in graphs):
+        return world
+    wanted = {
+        other
+        for number, graph in enumerate(graphs)
+        for position in range(graph.built, len(graph.nodes))
+        if (number, position) in world.calls
+        for other in world.together((number, position))
+    }
+    needed = [{value for value in graph.outputs.values() if value is not None} for graph in graphs]
+    before = -1
+    while len(wanted) > before:
+        before = len(wanted)
+        kept = [_needed_by_class(world, number, wanted, needed[number]) for number in range(len(graphs))]
+    place_of = {(number, old): (number, new) for number, its in enumerate(kept) for new, old in enumerate(its)}
+    for number, graph in enumerate(graphs):
+        if any(place[0] == number and place not in wanted for place in world.calls):
+            graph.assumptions = tuple(sorted({*graph.assumptions, CONSTRUCTION}))
+        _keep(graph, [graph.nodes[position] for position in kept[number]], needed[number])
+        graph.built = 0
+    moved: dict[int, Meeting | Messages] = {}
+    for place in wanted:
+        moved.setdefault(id(world.calls[place]), world.calls[place].moved(place_of))
+    return World(world.mesh, world.classes, {place_of[place]: moved[id(world.calls[place])] for place in wanted})
+
+
+def _needed_by_class(world: World, number: int, wanted: set[Place], needed: set[Value]) -> list[int]:
+    """The positions of the nodes that a class keeps. Adds to the communications that are wanted, and to the values that are
+    needed."""
+    kept, works = [], set()
+    nodes = world.classes[number].graph.nodes
+    for position in reversed(range(len(nodes))):
+        node = nodes[position]
+        if node.op == WAIT:
+            kept.append(position)  # until it is known whether its work is kept
+        elif (number, position) in wanted or any(output in needed for output in node.outputs):
+            kept.append(position)
+            needed.update(node.operands())
+            if (number, position) in world.calls:
+                wanted.update(world.together((number, position)))
+                works.add(node.kwargs["work"])
+    return [place for place in reversed(kept) if nodes[place].op != WAIT or nodes[place].kwargs["work"] in works]
 
 
 def _is_exchange(node: Node) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,13 +76,54 @@ class Groups:
         return Groups, (self.members, self.rows)
 
 
+class Each:
+    """One thing per rank that is no argument: a constant, or the state of a generator."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Sequence[Any]):
+        self.items = tuple(items)
+
+    @staticmethod
+    def of(items: Sequence[Any]) -> Any:
+        """What all ranks have, if they have the same."""
+        return items[0] if all(item == items[0] for item in items) else Each(items)
+
+    def at(self, place: int) -> Any:
+        return self.items[place]
+
+    def kept(self, places: Numbers) -> Any:
+        return Each.of([self.items[place] for place in places])
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Each and self.items == other.items
+
+    def __hash__(self) -> int:
+        return hash(self.items)
+
+    def __reduce__(self) -> Any:
+        return Each, (self.items,)
+
+
+_OF_RANKS = (PerRank, Groups, Each)
+
+
 @dataclass
 class RankClass:
-    """`relation` says which inputs the ranks have, `graph` what they do with them."""
+    """`relation` says which inputs the ranks have, `graph` what they do with them. Ranks are in order."""
 
     ranks: Numbers
     relation: Graph
     graph: Graph
+
+    @property
+    def lanes(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """The ranks, as plain numbers."""
+        return tuple(self.ranks.tolist())
 
     def at(self, rank: int) -> list[Graph]:
         """What a capture of that rank alone gives: its input relation, and its program."""
@@ -91,15 +133,27 @@ class RankClass:
     def keep(self, places: Numbers) -> None:
         """Leave the other ranks to other classes."""
         self.ranks = self.ranks[places]
-        known: dict[int, Any] = {}
-
-        def kept(arg: Any) -> Any:
-            if id(arg) not in known:
-                known[id(arg)] = arg.kept(places), arg  # alive, so that its id is its own
-            return known[id(arg)][0]
-
+        self.__dict__.pop("members", None)
         for graph in (self.relation, self.graph):
-            _change(graph, kept)
+            _change(graph, _once(lambda arg: arg.kept(places)))
+
+    def part(self, places: Numbers) -> RankClass:
+        """A class of some of the ranks, which shares no value and no node with this one."""
+        kept, own = _once(lambda arg: arg.kept(places)), _Copies()
+        rank = int(self.ranks[places[0]])
+        return RankClass(self.ranks[places], *(_copied(graph, own, kept, rank) for graph in (self.relation, self.graph)))
+
+
+def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same change of the same argument is made once."""
+    known: dict[int, Any] = {}
+
+    def changed(arg: Any) -> Any:
+        if id(arg) not in known:
+            known[id(arg)] = change(arg), arg  # alive, so that its id is its own
+        return known[id(arg)][0]
+
+    return changed
 
 
 class _Copies(dict[Value, Value]):
@@ -112,49 +166,58 @@ class _Copies(dict[Value, Value]):
 
 def _at(graph: Graph, place: int, rank: int, name: str) -> Graph:
     """A graph of its own: values and nodes are told apart by their identity."""
-    own = _Copies()
+    made = _copied(graph, _Copies(), lambda arg: arg.at(place), rank)
+    nodes: list[Node] = []
+    built = 0
+    for position, node in enumerate(made.nodes):
+        if node.kwargs.get("channel") == 0:  # which is not written
+            node.kwargs = {key: arg for key, arg in node.kwargs.items() if key != "channel"}
+        nodes.append(node)
+        if node.op == NEW_GROUP and rank in node.kwargs["group"]:  # type: ignore[operator]
+            nodes.append(Node(WAIT, (), {"work": node.kwargs["work"]}, (), node.source, node.backward))
+        built = len(nodes) if position < graph.built else built
+    made.name, made.nodes, made.built, made.findings = f"{name} {rank}", nodes, built, []
+    return made
 
-    def alone(arg: Any) -> Any:
+
+def _copied(graph: Graph, own: _Copies, change: Callable[[Any], Any], rank: int) -> Graph:
+    """The same graph with values and nodes of its own, and with other arguments where they are of many ranks."""
+
+    def changed(arg: Any) -> Any:
         kind = type(arg)
         if kind is Value:
             return own[arg]
         if kind is tuple:
-            return tuple([alone(item) for item in arg])
-        return arg.at(place) if kind is PerRank or kind is Groups else arg
+            return tuple([changed(item) for item in arg])
+        return change(arg) if kind in _OF_RANKS else arg
 
     def part(layouts: dict[str, Layout]) -> dict[str, Layout]:
-        return {path: layout._replace(mesh_ranks=alone(layout.mesh_ranks)) for path, layout in layouts.items()}
+        return {path: layout._replace(mesh_ranks=changed(layout.mesh_ranks)) for path, layout in layouts.items()}
 
-    nodes: list[Node] = []
-    built = 0
-    for position, node in enumerate(graph.nodes):
-        kwargs = {key: alone(arg) for key, arg in node.kwargs.items()} if node.kwargs else {}
-        if kwargs.get("channel") == 0:  # which is not written
-            del kwargs["channel"]
+    def copied(node: Node) -> Node:
+        kwargs = {key: changed(arg) for key, arg in node.kwargs.items()} if node.kwargs else {}
         outputs = tuple([own[value] for value in node.outputs])
-        nodes.append(Node(node.op, alone(node.args), kwargs, outputs, node.source, node.backward, node.writes))
-        if node.op == NEW_GROUP and rank in kwargs["group"]:
-            nodes.append(Node(WAIT, (), {"work": kwargs["work"]}, (), node.source, node.backward))
-        built = len(nodes) if position < graph.built else built
+        return Node(node.op, changed(node.args), kwargs, outputs, node.source, node.backward, node.writes)
+
     return replace(
         graph,
-        name=f"{name} {rank}",
         rank=rank,
         inputs={key: own[value] for key, value in graph.inputs.items()},
         outputs={path: value and own[value] for path, value in graph.outputs.items()},
-        nodes=nodes,
-        constants={own[value]: constant for value, constant in graph.constants.items()},
+        nodes=[copied(node) for node in graph.nodes],
+        constants={own[value]: _mapped(constant, change) for value, constant in graph.constants.items()},
         layouts=part(graph.layouts),
         input_layouts=part(graph.input_layouts),
         ties=dict(graph.ties),
-        states={own[value]: state for value, state in graph.states.items()},
-        findings=[],
-        built=built,
+        states={own[value]: _mapped(state, change) for value, state in graph.states.items()},
+        findings=list(graph.findings),
     )
 
 
 def _change(graph: Graph, change: Callable[[Any], Any]) -> None:
     graph.nodes = [_changed(node, change) for node in graph.nodes]
+    graph.constants = {value: _mapped(constant, change) for value, constant in graph.constants.items()}
+    graph.states = {value: _mapped(state, change) for value, state in graph.states.items()}
     graph.layouts = {path: _layout(layout, change) for path, layout in graph.layouts.items()}
     graph.input_layouts = {path: _layout(layout, change) for path, layout in graph.input_layouts.items()}
 
@@ -169,7 +232,7 @@ def _changed(node: Node, change: Callable[[Any], Any]) -> Node:
 
 def _mapped(arg: Any, change: Callable[[Any], Any]) -> Any:
     kind = type(arg)
-    if kind is PerRank or kind is Groups:
+    if kind in _OF_RANKS:
         return change(arg)
     if kind is not tuple:
         return arg
@@ -179,6 +242,17 @@ def _mapped(arg: Any, change: Callable[[Any], Any]) -> Any:
 
 def _layout(layout: Layout, change: Callable[[Any], Any]) -> Layout:
     return layout._replace(mesh_ranks=_mapped(layout.mesh_ranks, change))
+
+
+def layout_at(layout: Layout, place: int) -> Layout:
+    """A layout of a class as the rank at a place of it has it; the very same one where all ranks have it."""
+    ranks = _mapped(layout.mesh_ranks, lambda arg: arg.at(place))
+    return layout if ranks is layout.mesh_ranks else layout._replace(mesh_ranks=ranks)
+
+
+def node_at(node: Node, place: int) -> Node:
+    """A node of a class as the rank at a place of it has it."""
+    return _changed(node, lambda arg: arg.at(place))
 
 
 def same_graph(one: Graph, other: Graph) -> bool:
@@ -193,7 +267,7 @@ def _signature(graph: Graph) -> Any:
     def named(arg: Any) -> Any:
         if type(arg) is Value:
             return f"%{number[arg]}"
-        if type(arg) is PerRank or type(arg) is Groups:
+        if type(arg) in _OF_RANKS:
             return arg
         return tuple([named(item) for item in arg]) if type(arg) is tuple else (type(arg).__name__, repr(arg))
 

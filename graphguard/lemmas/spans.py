@@ -12,7 +12,7 @@ from graphguard.engine.algebra.grid import in_cells, unmasked
 from graphguard.engine.store.table import Table
 from graphguard.engine.tensors.choice import Piece, Reading
 from graphguard.engine.tensors.integer import in_pieces
-from graphguard.engine.terms.lane import Lane, at_lane, collapse, larger, smaller
+from graphguard.engine.terms.lane import Lane, at_lane, collapse, kinds, larger, smaller
 from graphguard.engine.terms.term import IDX, Factor, Term, Value, bounds, extent
 from graphguard.graph.ir import Constant
 
@@ -23,12 +23,12 @@ def span_of(table: Table, value: Value) -> Span | None:
     """Numbers between which all elements lie, lane by lane; None if nothing is known."""
     if in_pieces(value):
         return _span_of_pieces(table, value)
-    lanes = max((len(n) for term in value.terms for n in _numbers(term) if isinstance(n, np.ndarray)), default=1)
+    lanes, kind = kinds([*value.shape, *(n for term in value.terms for n in _numbers(term))])
     readings = [Reading.of(table, term) for term in value.terms]
-    spans = [_lane_span(table, value, readings, lane) for lane in range(lanes)]
+    spans = [_lane_span(table, value, readings, lane) for lane in lanes]
     if any(span is None for span in spans):
         return None
-    ends = np.array(spans, dtype=np.int64).reshape(lanes, 2)
+    ends = np.array(spans, dtype=np.int64).reshape(len(lanes), 2)[kind]
     return collapse(ends[:, 0]), collapse(ends[:, 1])
 
 

@@ -18,6 +18,7 @@ from graphguard.engine.proof import Proof
 from graphguard.engine.prove import Ranges, interpret, prove
 from graphguard.engine.second_attempt import proved_apart
 from graphguard.errors import CaptureError, InternalError, ReplayError, UsageError
+from graphguard.graph.class_matching import world_of
 from graphguard.graph.findings import Finding
 from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.matching import Joint
@@ -81,10 +82,19 @@ class Specimen:
 
     def prove(self, joint: Joint, agrees: bool, locate: bool = True) -> Proof:
         """The proof that a report rests on. agrees: no run has shown a difference."""
-        graphs = (self.sequential, joint, self.relations)
-        attempt = partial(prove, *graphs, expected=self.expected, ranges=self.ranges, lemmas=self.lemmas, locate=locate)
-        first = attempt(apart=self.apart)
-        return proved_apart(first, self.mesh.size, attempt) if agrees and not self.apart else first
+
+        def attempt(apart: bool) -> Proof:
+            return prove(
+                self.sequential,
+                world_of(joint, self.relations, apart),
+                expected=self.expected,
+                ranges=self.ranges,
+                lemmas=self.lemmas,
+                locate=locate,
+            )
+
+        first = attempt(self.apart)
+        return proved_apart(first, self.mesh.size, partial(attempt, True)) if agrees and not self.apart else first
 
     def findings(self, joint: Joint, executed: bool, locate: bool = True) -> list[Finding]:
         """What a report says. Where the ranks compute something else, that takes an execution too."""
@@ -107,7 +117,7 @@ class Specimen:
         is seldom taken, takes many.
         """
         for path, expected in self.expected.items():
-            if expected.unmet(path, joint.graphs):
+            if expected.unmet(joint.returning(path)):
                 return f"{path} differs: a part of it is nowhere"
         agreed, skipped = False, None
         for trial in filter(self.agrees, map(self.draw, range(TRIALS, TRIALS + FURTHER))) if further else self.trials:
@@ -143,15 +153,18 @@ def specimen(name: str, job: Job) -> Specimen:
         raise UsageError(
             f"{name} is refuted, and only a check that verifies can be mutated: {captured.joint.findings[0].message}"
         )
-    graphs = (captured.sequential, captured.joint, captured.relations)
-    attempt = partial(prove, *graphs, expected=stated, ranges=ranges, lemmas=lemmas)
-    first = attempt()
-    proof = proved_apart(first, problem.mesh.size, attempt)
+
+    def attempt(apart: bool) -> Proof:
+        return prove(captured.sequential, captured.world(apart), expected=stated, ranges=ranges, lemmas=lemmas)
+
+    first = attempt(apart=False)
+    proof = proved_apart(first, problem.mesh.size, partial(attempt, True))
     if not proof.proved:
         raise UsageError(f"{name} is not verified, and only a check that verifies can be mutated: {proof.findings[0].message}")
     expected = {path: _in_full(stated.get(path), proof, path) for path in proof.relations}
+    graphs = (captured.sequential, captured.joint, captured.relations)
     made = Specimen(name, *graphs, problem.mesh, expected, ranges, proof.seconds, lemmas=lemmas, apart=proof is not first)
-    found = interpret(made.sequential, made.joint, made.relations, made.ranges, lemmas)
+    found = interpret(made.sequential, captured.world(), made.ranges, lemmas)
     made.draw = cache(partial(_trial, made, found, problem.bounds))
     made.trials = [made.draw(seed) for seed in range(len(_SCALES))]
     difference = made.difference(made.joint)

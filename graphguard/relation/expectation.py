@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphguard.graph.ir import Graph
@@ -13,10 +13,19 @@ FULL, LOCAL = "full", "local"  # the input and the output of an expectation's gr
 
 @dataclass(frozen=True)
 class Need:
-    """Of some ranks, at least one must return the output: else something is nowhere. `what` says it, after the path."""
+    """Of some ranks, at least one must return the output: else something is nowhere. `what` says it, after the path. With
+    `every`, each of them must, and `what` says it of a {rank}."""
 
     ranks: tuple[int, ...]
     what: str
+    every: bool = False
+
+    def unmet(self, returned: Sequence[bool]) -> Iterator[Need]:
+        """What is nowhere. returned: by rank, whether it returns the output."""
+        if self.every:
+            yield from (Need((rank,), self.what.format(rank=rank)) for rank in self.ranks if not returned[rank])
+        elif not any(returned[rank] for rank in self.ranks):
+            yield self
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,10 @@ class Expectation:
     def states_relation(self) -> bool:
         return self.placements is not None or self.graphs is not None
 
-    def unmet(self, path: str, ranks: Sequence[Graph]) -> list[Need]:
-        """What is nowhere, as the ranks return the output."""
-        return unmet(self.needs, path, ranks)
+    def unmet(self, returned: Sequence[bool]) -> list[Need]:
+        """What is nowhere. returned: by rank, whether it returns the output."""
+        return unmet(self.needs, returned)
 
 
-def unmet(needs: Sequence[Need], path: str, ranks: Sequence[Graph]) -> list[Need]:
-    return [need for need in needs if all(ranks[rank].outputs.get(path) is None for rank in need.ranks)]
+def unmet(needs: Sequence[Need], returned: Sequence[bool]) -> list[Need]:
+    return [missing for need in needs for missing in need.unmet(returned)]

@@ -17,17 +17,19 @@ from graphguard.counterexample.shrinking import Difference, shrunk
 from graphguard.counterexample.small_input import Shrunk
 from graphguard.engine.proof import Relation
 from graphguard.errors import ReplayError, UnsteadyError
+from graphguard.graph.expanded import ExpandedJoint
 from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.limits import Stop, Stops
 from graphguard.graph.lines import OwnLines, helpers_of
 from graphguard.graph.matching import Joint
+from graphguard.graph.rank_class import RankClass
 from graphguard.locate.divergence import parting_of
 from graphguard.locate.first_wrong import Suspects, suspects_of
 from graphguard.locate.ranking import Way, way_of
 from graphguard.locate.repair import Repairs, Tried, tried
 from graphguard.locate.substitutes import Substitute, mends_of
 from graphguard.oracle import draws, second_look
-from graphguard.oracle.budget import affordable, cost
+from graphguard.oracle.budget import affordable, cost, cost_of_classes
 from graphguard.oracle.difference import Counterexample
 from graphguard.oracle.draws import Given, Ranges, Regime
 from graphguard.oracle.indexed import indexed
@@ -116,6 +118,7 @@ def judge(
     progress: Tell | None = None,
     small: bool = True,
     limits: Limits | None = None,
+    classes: Sequence[RankClass] | None = None,
 ) -> Judgement:
     """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated.
 
@@ -124,6 +127,7 @@ def judge(
     trials: how often, at first; 0 if what is proved is not to be looked at. What is not proved always is.
     small: whether time is spent on making a counterexample small.
     progress: told how many operations of how many were run, where that takes longer than a second.
+    classes: of very many ranks, which are written out only if that can be afforded.
     """
     begun = time.perf_counter()
     if joint.findings:
@@ -133,13 +137,16 @@ def judge(
     programs, left_out = Programs(sequential, joint, relations), None
     limits = Limits() if limits is None else limits
     stops = Stops(limits.oracle)
-    count, reason = affordable(programs.graphs, trials or TRIALS, stops)
+    needed = cost(programs.graphs) if classes is None else cost_of_classes(sequential, classes)
+    count, reason = affordable(needed, trials or TRIALS, stops)
     if reason is not None:
-        part = _affordable_part(programs, proved or {}, stops)
+        part = None if classes is not None else _affordable_part(programs, proved or {}, stops)
         if part is None:
             return Judgement(skipped=reason, stopped=stops.reached())
         programs, path = part
         count, left_out = 1, f"the oracle executed {path} and what it is made from alone, because in all {reason}"
+    if isinstance(joint, ExpandedJoint):  # which can be afforded
+        programs = Programs(sequential, joint.written_out(), list(relations))
     judging = _Judging(programs, expected, proved or {}, no_parts or {}, small, trials != 0, stops, Stops(limits.locate))
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
@@ -157,7 +164,7 @@ def _affordable_part(programs: Programs, proved: Iterable[str], stops: Stops) ->
     """The output without a proof that costs least, with what it is made from, where that can be afforded."""
     open_ends = [path for path, value in programs.sequential.outputs.items() if value is not None and path not in set(proved)]
     parts = [(sliced(programs, [path]), path) for path in open_ends[:_MOST_PARTS]]
-    parts = [(part, path) for part, path in parts if affordable(part.graphs, 1, stops)[1] is None]
+    parts = [(part, path) for part, path in parts if affordable(cost(part.graphs), 1, stops)[1] is None]
     return min(parts, key=lambda each: cost(each[0].graphs).seconds, default=None)
 
 
@@ -177,14 +184,14 @@ class _Judging:
         self.programs, self.small, self.recheck = programs, small, recheck
         self.sequential, self.joint, self.relations = programs
         self.expected = {path: each for path, each in expected.items() if each.states_relation}
-        self.plain = {path for path, each in expected.items() if each.wrong or each.unmet(path, self.joint.graphs)}
+        self.plain = {path for path, each in expected.items() if each.wrong or each.unmet(self.joint.returning(path))}
         self.proved, self.no_parts = proved, no_parts
         mesh = self.joint.graphs[0].mesh
         self.mesh = mesh if mesh is not None else Mesh.of({"world": len(self.joint.graphs)})
         self.trials: list[Trial] = []
         self.further: list[Trial] = []  # of other kinds, for outputs without a proof
         self.watch: Watch | None = None
-        self.looks = affordable(programs.graphs, second_look.MOST, stops)[0]
+        self.looks = affordable(cost(programs.graphs), second_look.MOST, stops)[0]
 
     @property
     def operations(self) -> int:
@@ -203,7 +210,7 @@ class _Judging:
                 break
             self.trials.append(self._trial(regime, seed + number))
         if count > 1 and self._shows_nothing():  # one is all that can be afforded, or was asked for
-            most = affordable(self.programs.graphs, len(_OTHERS), self.stops)[0]
+            most = affordable(cost(self.programs.graphs), len(_OTHERS), self.stops)[0]
             for number, regime in enumerate(_OTHERS[:most], len(self.trials)):
                 with suppress(UndefinedError):
                     self.further.append(self._trial(regime, seed + number))

@@ -11,6 +11,7 @@ from graphguard.engine.proof import Proof
 from graphguard.errors import InternalError
 from graphguard.graph.findings import LOST_HERE, PARTING, PASSES_HERE, Finding
 from graphguard.graph.ir import Graph, Source, values_in
+from graphguard.graph.rank_class import RankClass
 from graphguard.render.shown import SHOWN_CONDITIONS
 from graphguard.report.report import OutputRelation, Report
 
@@ -274,28 +275,28 @@ def _suited(finding: Finding, path: str, judgement: Judgement) -> Finding:
 
 
 # ---------------------------------------------------------------------- what is taken for granted
-def assumptions_of(graphs: Sequence[Graph]) -> list[str]:
-    """Real arithmetic, and which casts count as exact because of it."""
+def assumptions_of(graphs: Sequence[tuple[Graph, int]]) -> list[str]:
+    """Real arithmetic, and which casts count as exact because of it. Of each graph, so many ranks have it."""
     casts: Counter[tuple[str, str]] = Counter()
-    for graph in graphs:
+    for graph, ranks in graphs:
         for node in graph.nodes:
             if node.op.startswith(_CASTS) and node.outputs:
                 for value in values_in(node.args[-1:] if node.op.startswith("aten.copy") else node.args[:1]):
                     before, after = value.dtype, node.outputs[0].dtype
                     if before != after and before.startswith(_FLOATS) and after.startswith(_FLOATS):
-                        casts[min(before, after), max(before, after)] += 1
+                        casts[min(before, after), max(before, after)] += ranks
     return [REAL_ARITHMETIC] + [
         f"casts between {first} and {second} are taken as exact ({count} cast{'' if count == 1 else 's'})"
         for (first, second), count in sorted(casts.items())
     ]
 
 
-def unread_inputs(sequential: Graph, ranks: Sequence[Graph], relations: Sequence[Graph]) -> list[str]:
+def unread_inputs(sequential: Graph, held: Sequence[RankClass]) -> list[str]:
     """Sequential inputs that neither program reads."""
     read = _read(sequential, sequential.outputs)
-    for rank, relation in zip(ranks, relations, strict=True):
-        needed = _read(rank, rank.outputs)
-        read |= _read(relation, [name for name in relation.outputs if name in needed])
+    for each in held:
+        needed = _read(each.graph, each.graph.outputs)
+        read |= _read(each.relation, [name for name in each.relation.outputs if name in needed])
     return [name for name in sequential.inputs if name not in read]
 
 

@@ -34,7 +34,7 @@ INPUTS = {
 
 def described(sequential=mlp, distributed=split_mlp, inputs=INPUTS, ranks=2):
     captured = gg.capture_function(sequential, distributed, mesh={"tp": ranks}, inputs=inputs)
-    return captured, interpret(captured.sequential, captured.joint, captured.relations, {}, all_lemmas())
+    return captured, interpret(captured.sequential, captured.world(), {}, all_lemmas())
 
 
 def audited(captured, found, **options):

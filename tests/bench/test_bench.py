@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import pytest
 
 import graphguard as gg
 from graphguard.bench import faults
-from graphguard.bench.engine import Steps, captured, case_of, main, measure, stream_of
+from graphguard.bench.engine import case_of, main, measure
 from graphguard.bench.faults import programs
 from graphguard.bench.llama import Llama
-from graphguard.capture.torch.program import FunctionProgram
-from graphguard.capture.torch.session import capture
-from graphguard.capture.torch.subject import Subject
 from graphguard.cli import main as command
-from graphguard.engine.ranks.rank_classes import Stream, streams
 from graphguard.errors import InternalError
-from graphguard.graph.ir import Mesh, Node
 
 SMALL = Llama(layers=1, batch=2, sequence=8, hidden=6, heads=16, groups=8, head=4, inner=8, vocab=16)
 RANKS = 4
-
-
-@pytest.fixture(scope="module")
-def every_rank():
-    """The small Llama with all of its ranks captured."""
-    programs = FunctionProgram(SMALL.sequential, "sequential"), FunctionProgram(SMALL.distributed, "distributed")
-    return capture(Subject(*programs, Mesh.of({"tp": RANKS}), SMALL.inputs()))
-
-
-def stream_from(every_rank) -> Steps:
-    chosen = (0, 1, RANKS - 1)
-    return stream_of([every_rank.relations[r] for r in chosen], [every_rank.ranks[r] for r in chosen], RANKS)
 
 
 def test_the_programs_agree():
@@ -42,40 +22,8 @@ def test_the_programs_agree():
     assert report.verdict == "verified"
 
 
-def test_numbers_by_steps_are_those_of_the_captured_ranks(every_rank):
-    (real,) = streams(every_rank.ranks, every_rank.relations)
-    made = stream_from(every_rank)
-    assert made.ranks == real.ranks
-    for part, graph in (("graphs", real.graphs[0]), ("relations", real.relations[0])):
-        for position in range(len(graph.nodes)):
-            assert words(made, part, position) == words(real, part, position)
-    assert {part for part, _, _ in made.steps} == {"graphs", "relations"}
-
-
-def words(stream: Stream, part: str, position: int) -> list[str]:
-    args, kwargs = stream.arguments(part, position)
-    return [repr(arg.tolist() if isinstance(arg, np.ndarray) else arg) for arg in (*args, *kwargs.items())]
-
-
-def test_every_communication_is_matched_as_the_captured_ranks_match(every_rank):
-    case = case_of(SMALL, RANKS, captured(SMALL, RANKS))
-    made, real = case.joint.matches, every_rank.joint.matches
-    assert [(match.op, match.group) for match in made] == [(match.op, match.group) for match in real]
-    assert all(match.complete and match.nodes[rank] is match.any_node for match in made for rank in range(RANKS))
-
-
-def test_numbers_without_a_step_are_refused(every_rank):
-    chosen = [every_rank.ranks[r] for r in (0, 1, RANKS - 1)]
-    position, node = next((n, node) for n, node in enumerate(chosen[2].nodes) if node.op == "aten.lt.Scalar")
-    other = Node(node.op, (node.args[0], node.args[1] + 1), node.kwargs, node.outputs)
-    nodes = [*chosen[2].nodes[:position], other, *chosen[2].nodes[position + 1 :]]
-    chosen[2] = dataclasses.replace(chosen[2], nodes=nodes)
-    with pytest.raises(InternalError, match="does not follow"):
-        stream_of([every_rank.relations[r] for r in (0, 1, RANKS - 1)], chosen, RANKS)
-
-
 def test_a_proof_that_fails_is_no_measurement():
-    case = case_of(SMALL, RANKS, captured(SMALL, RANKS))
+    case = case_of(SMALL, RANKS)
     case.expected["grads.query0"] = case.expected["loss"]
     with pytest.raises(InternalError, match=r"not proved: .*query0"):
         measure(case)

@@ -56,7 +56,7 @@ def remembered(monkeypatch):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_remembered_is_what_would_be_described(case, remembered):
     captured = graphs_of(case)
-    interpret(captured.sequential, captured.joint, captured.relations, {}, all_lemmas())
+    interpret(captured.sequential, captured.world(), {}, all_lemmas())
     assert len(remembered) > 10
 
 
@@ -76,7 +76,7 @@ def test_a_proof_without_memory_finds_the_same(family, monkeypatch):
     for fault in (False, True):
         case = cheapest([each for each in family.CASES if bool(each.fault) == fault])
         captured = graphs_of(case)
-        graphs = captured.sequential, captured.joint, captured.relations
+        graphs = captured.sequential, captured.world()
         ranges = {name: (s.low, s.high) for name, s in case.inputs.items() if (s.low, s.high) != (None, None)}
         with_memory = prove(*graphs, ranges=ranges, lemmas=all_lemmas())
         with monkeypatch.context() as patch:

@@ -9,15 +9,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import capture_ranks, marked, named
+from harness import capture_ranks, join_both_ways, marked, named
 from torch.distributed import ReduceOp
 
 import graphguard as gg
 from graphguard import Input, Shard
+from graphguard.capture.torch import session
 from graphguard.errors import CaptureError
 from graphguard.graph.findings import Finding
 
 INPUTS = {"x": Input((12, 4), Shard(0))}
+
+
+@pytest.fixture(autouse=True)
+def matched_by_classes_too(monkeypatch):
+    """Whatever is matched here is also matched by classes of ranks, and both must say the same."""
+    monkeypatch.setattr(session, "join", join_both_ways)
 
 
 def rank() -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from harness import join_both_ways
+
 from graphguard.graph import matching
 from graphguard.graph.ir import Graph, Mesh, Node, Source, Value
-from graphguard.graph.matching import join
 
 
 class Hand:
@@ -34,7 +35,7 @@ def by_hand(*calls: Callable[[Hand], Any]) -> Any:
     hands = [Hand(number, len(calls)) for number in range(len(calls))]
     for hand, call in zip(hands, calls, strict=True):
         call(hand)
-    return join([hand.graph for hand in hands])
+    return join_both_ways([hand.graph for hand in hands])
 
 
 def test_each_communication_is_one_match_with_a_node_of_every_rank():
@@ -112,6 +113,7 @@ def gathered(*shapes):
 
     def program(hand):
         values = [Value(number, shape, "float32") for number, shape in enumerate(shapes)]
+        hand.graph.inputs["x"] = values[0]
         attributes = {"group": hand.group, "work": 1}
         hand.graph.nodes.append(Node("dist.all_gather", (values[0],), attributes, tuple(values[1:])))
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import graphguard as gg
 from graphguard import Partial, Replicate, Shard
 from graphguard.capture.torch.front import models
-from graphguard.capture.torch.relation.parameters import found_parameters, relations_with, use_sequential_names
+from graphguard.capture.torch.relation.parameters import found_parameters, use_sequential_names, with_relations
 from graphguard.capture.torch.session import capture
 from graphguard.capture.torch.wrappers import named_parameters
 from graphguard.errors import UsageError
@@ -57,7 +57,7 @@ def found(build, mesh=TP, params="auto", sequential=Net):
     captured = capture(subject)
     use_sequential_names(captured)
     parameters = found_parameters(subject, captured, params)
-    relations_with(subject, captured, parameters)  # every rank's part has the shape that the rank has
+    with_relations(subject, captured, parameters)  # every rank's part has the shape that the rank has
     return {name.removeprefix("params."): str(each) for name, each in parameters.items()}
 
 

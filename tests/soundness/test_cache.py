@@ -21,7 +21,7 @@ from graphguard import Partial, Replicate, Shard, pipeline
 from graphguard.cache import content, folder, kit
 from graphguard.cache.codec import DamagedError, read, written
 from graphguard.capture.front import Problem
-from graphguard.graph.ir import Graph
+from graphguard.graph.ir import Graph, Mesh
 from graphguard.report.report import Report
 
 SECRET = b"s" * 32
@@ -288,11 +288,33 @@ def test_every_part_of_a_problem_changes_its_key():
     parts = {
         "sequential": other.ranks[0], "ranks": other.ranks, "relations": other.ranks, "joint": other.joint,
         "assumptions": ["one"], "unstable": "it is", "classes": 3, "by_rank": "it is many",
+        "matched": captured.world(),
     }  # fmt: skip
     assert {*parts, "seconds"} == {each.name for each in fields(captured)}
     keys |= {_key(replace(problem, captured=replace(captured, **{name: value}))) for name, value in parts.items()}
-    assert len(keys) == 1 + 5 + 8
+    assert len(keys) == 1 + 5 + 9
     assert _key(replace(problem, captured=replace(captured, seconds=9.0))) == _key(problem)
+
+
+def _class_problem(distributed, inputs, mesh=40):
+    captured = gg.capture_function(mlp, distributed, mesh=mesh, inputs=inputs)
+    assert captured.matched is not None and not captured.ranks._made
+    return Problem(Mesh.of({"world": mesh}), captured)
+
+
+def test_classes_of_ranks_have_a_key():
+    inputs = {"x": gg.Input((4, 8)), "a": gg.Input((8, 80), Shard(1)), "b": gg.Input((80, 8), Shard(0))}
+
+    def of_its_own(x, a, b):
+        return tp_mlp(x, a, b).narrow(0, dist.get_rank() % 2, 2)
+
+    def of_another(x, a, b):
+        return tp_mlp(x, a, b).narrow(0, dist.get_rank() // 20, 2)
+
+    problems = [_class_problem(each, inputs) for each in (tp_mlp, forgotten, of_its_own, of_another)]
+    assert len({_key(problem) for problem in problems}) == 4
+    assert _key(_class_problem(of_its_own, inputs)) == _key(problems[2])
+    assert not problems[2].captured.ranks._made  # nor is any graph written out for it
 
 
 def _key(problem):

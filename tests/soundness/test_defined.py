@@ -71,8 +71,7 @@ def proof_of(sequential, distributed, inputs, mesh=2):
     captured = capture_function(sequential, distributed, mesh={"tp": mesh}, inputs=inputs)
     return prove(
         captured.sequential,
-        captured.joint,
-        captured.relations,
+        captured.world(),
         lemmas=all_lemmas(),
         ranges=ranges_of(captured.sequential, bounds_of(inputs)),
     )

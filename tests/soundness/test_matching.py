@@ -6,15 +6,22 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from harness import assert_replays_as_gloo, capture_ranks, named
+from harness import assert_replays_as_gloo, capture_ranks, join_both_ways, named
 from torch.nn.parallel import DistributedDataParallel
 
 import graphguard as gg
 from graphguard.api import capture_model
+from graphguard.capture.torch import session
 from graphguard.errors import CaptureError, MismatchError
 
 WHOLE = {"x": gg.Input((4, 6), dtype=torch.float64)}
 ONE_ORDER = "every rank makes every group, also those that it is not in, and all in one order"
+
+
+@pytest.fixture(autouse=True)
+def matched_by_classes_too(monkeypatch):
+    """Whatever is matched here is also matched by classes of ranks, and both must say the same."""
+    monkeypatch.setattr(session, "join", join_both_ways)
 
 
 def rank() -> int:

@@ -112,8 +112,7 @@ def test_trouble_with_one_output_leaves_another_proved(after):
     inputs = {"a": gg.Input((8,), low=0.0), "b": gg.Input((8,), low=0.0), "x": VECTOR}
     captured = capture_function(sequential, distributed, mesh=2, inputs=inputs)
     proofs = [
-        prove(captured.sequential, captured.joint, captured.relations, lemmas=all_lemmas(), limits=Limits(work=work))
-        for work in range(1, 20)
+        prove(captured.sequential, captured.world(), lemmas=all_lemmas(), limits=Limits(work=work)) for work in range(1, 20)
     ]
     least = next(proof for proof in proofs if "easy" in proof.relations)
     assert list(least.relations) == ["easy"] and {finding.output for finding in least.findings} == {"hard"}
@@ -134,7 +133,7 @@ def test_what_one_rank_sends_is_for_what_another_returns():
         return {"sent": received}
 
     captured = capture_function(sequential, distributed, mesh=2, inputs={"x": VECTOR})
-    found = outputs_by_node(captured.sequential, captured.joint)
+    found = outputs_by_node(captured.sequential, captured.world())
     of_first = {node.op.split(".")[1]: sorted(found[node]) for node in captured.ranks[0].nodes if node.op != "dist.wait"}
     assert of_first == {"relu": ["sent"], "send": ["sent"], "exp": ["own"]}
     assert [sorted(found[node]) for node in captured.sequential.nodes] == [["sent"], ["own"]]
@@ -142,7 +141,7 @@ def test_what_one_rank_sends_is_for_what_another_returns():
 
 def test_work_in_vain_is_bounded():
     captured = capture_function(variance, variance_of_squares, mesh=2, inputs={"x": VECTOR})
-    proof = prove(captured.sequential, captured.joint, captured.relations, lemmas=all_lemmas(), limits=Limits(work=2))
+    proof = prove(captured.sequential, captured.world(), lemmas=all_lemmas(), limits=Limits(work=2))
     assert not proof.relations and [stop.limit for stop in proof.stopped] == ["work"]
 
 

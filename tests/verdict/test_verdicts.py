@@ -446,9 +446,9 @@ def test_who_waits_is_told_how_far_the_oracle_is(monkeypatch):
 
 
 def test_what_takes_too_long_has_fewer_trials_or_none(monkeypatch):
-    monkeypatch.setattr(budget, "cost", lambda graphs: budget.Cost(bytes=100, seconds=15.0))
+    monkeypatch.setattr("graphguard.verdict.judge.cost", lambda graphs: budget.Cost(bytes=100, seconds=15.0))
     assert judged(product, reduced, SPLIT).trials == 1
-    monkeypatch.setattr(budget, "cost", lambda graphs: budget.Cost(bytes=100, seconds=25.0))
+    monkeypatch.setattr("graphguard.verdict.judge.cost", lambda graphs: budget.Cost(bytes=100, seconds=25.0))
     assert judged(product, reduced, SPLIT).skipped == "a trial would take about 25 s, more than 20 s"
 
 

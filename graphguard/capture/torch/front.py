@@ -19,8 +19,8 @@ from graphguard.capture.torch.relation.parameters import (
     found_parameters,
     guesses,
     needed_gradients,
-    relations_with,
     use_sequential_names,
+    with_relations,
 )
 from graphguard.capture.torch.session import capture
 from graphguard.capture.torch.subject import LocalInputs, Subject
@@ -80,7 +80,7 @@ class TorchFrontEnd:
         """For a module, with the relations of its parameters."""
         if not isinstance(self.subject.distributed, ModelProgram):
             return captured
-        return replace(captured, relations=relations_with(self.subject, captured, parameters))
+        return with_relations(self.subject, captured, parameters)
 
     def _expected(self, captured: Captured, parameters: Mapping[str, Parameter]) -> dict[str, Expectation]:
         """What is stated of outputs, what DTensors say of themselves, and what a training step returns."""

@@ -7,13 +7,13 @@ import gc
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch._dynamo  # noqa: F401 # meta kernels import it on first use: once here, rather than in every fork
 
-from graphguard.capture.front import Captured, Progress, are_ranks_apart
+from graphguard.capture.front import Captured, Progress, are_ranks_apart, captured_by_classes
 from graphguard.capture.torch import adapters
 from graphguard.capture.torch.child import record_rank, record_sequential
 from graphguard.capture.torch.escapes.ambient import Ambient
@@ -31,9 +31,10 @@ from graphguard.errors import (
     first_line,
 )
 from graphguard.graph import json as graph_json
+from graphguard.graph.class_matching import join_classes
 from graphguard.graph.ir import Graph, Mesh, Source
 from graphguard.graph.matching import first_mismatch, join, made_by_some
-from graphguard.graph.prune import settled
+from graphguard.graph.prune import settled, settled_classes
 from graphguard.graph.rank_class import same_graph
 from graphguard.graph.wellformed import require_wellformed
 from graphguard.scope import known_lemmas
@@ -64,6 +65,7 @@ class Take(NamedTuple):
     turn: int = 0
 
 
+WRITTEN_OUT = 32  # ranks, at the most, that are matched one by one where classes are known
 BY_CLASS_FROM = 5  # ranks: of fewer, as many processes are needed for a class and its witnesses
 # If two captures of one program differ, no graph speaks for it. These are captured twice whatever they ask for, in case it is
 # for something that is not known to differ between processes.
@@ -89,24 +91,44 @@ def capture(
     answers: dict[Take, _Answer] = {}
     if by_class is not None and by_class.classes:
         answers = _with_witnesses(subject, by_class, options)
-    once = [Take(None), *map(Take, range(world))]
-    if by_class is None or by_class.why_not is not None:
-        answers = _capture_each(subject, once, options)
-    different = next((_difference(take.rank, answers) for take in once if _differs(take.rank, answers)), None)
-    sequential = answers[Take(None)].graphs[0]
-    relations, graphs = map(list, zip(*(answers[Take(rank)].graphs for rank in range(world)), strict=True))
-    joint, left_out = join(graphs), made_by_some(graphs)
-    if not joint.findings:  # only now, as what a module's constructor sends must fit together too
-        joint = settled(joint)
-    captured = Captured(sequential, graphs, relations, joint, time.perf_counter() - begun)
+    if by_class is not None and by_class.why_not is None:
+        once = sorted({take.rank for take in answers if take.rank is not None})
+        captured = _of_classes(answers[Take(None)].graphs[0], by_class, subject.mesh)
+    else:
+        once = list(range(world))
+        answers = _capture_each(subject, [Take(None), *map(Take, once)], options)
+        captured = _of_ranks(answers[Take(None)].graphs[0], [answers[Take(rank)].graphs for rank in once])
+    different = next((_difference(rank, answers) for rank in (None, *once) if _differs(rank, answers)), None)
+    captured.seconds = time.perf_counter() - begun
     if by_class is not None:
         captured.classes, captured.by_rank = len(by_class.classes) or None, by_class.why_not
     if different is not None:
         if not accept_unstable or _differs(None, answers):
             raise CaptureError(different)
         captured.unstable = different
-    assumed = {a for graph in [sequential, *relations, *graphs] for a in graph.assumptions}
-    captured.assumptions = sorted(assumed if left_out is None else {*assumed, left_out})
+    assumed = {a for each in captured.held for graph in (each.relation, each.graph) for a in graph.assumptions}
+    captured.assumptions = sorted({*captured.assumptions, *captured.sequential.assumptions, *assumed})
+    return captured
+
+
+def _of_ranks(sequential: Graph, pairs: Sequence[Sequence[Graph]]) -> Captured:
+    """The ranks one by one, matched."""
+    relations, graphs = map(list, zip(*pairs, strict=True))
+    joint, left_out = join(graphs), made_by_some(graphs)
+    if not joint.findings:  # only now, as what a module's constructor sends must fit together too
+        joint = settled(joint)
+    return Captured(sequential, graphs, relations, joint, assumptions=[] if left_out is None else [left_out])
+
+
+def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
+    """The ranks by classes. Few ranks are written out, and matched one by one."""
+    if mesh.size <= WRITTEN_OUT:
+        graphs = by_class.graphs()
+        return _of_ranks(sequential, [graphs[rank] for rank in range(mesh.size)])
+    left_out = made_by_some([each.graph for each in by_class.classes])
+    world = join_classes(by_class.classes, mesh)
+    captured = captured_by_classes(sequential, world if world.findings else settled_classes(world))
+    captured.assumptions = [] if left_out is None else [left_out]
     return captured
 
 
@@ -122,21 +144,20 @@ def _capture_each(subject: Subject, once: list[Take], options: _Options) -> dict
 
 
 def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> dict[Take, _Answer]:
-    """The graphs of all ranks, by classes. The first and the last rank of each class are captured by themselves, too: where
-    one is another program than its class says, or cannot be captured, the classes say nothing."""
+    """The first and the last rank of each class, captured by themselves: where one is another program than its class says, or
+    cannot be captured, the classes say nothing."""
     witnesses = sorted({0} | {int(each.ranks[end]) for each in by_class.classes for end in (0, -1)})
     try:
         answers = _capture_each(subject, [Take(None), *map(Take, witnesses)], options)
     except GraphGuardError as error:  # which is told as it is of all ranks
         by_class.give_up(first_line(error))
         return {}
-    graphs = by_class.graphs()
     for rank in witnesses:
         alone = answers[Take(rank)]
-        if alone.sent or not all(map(same_graph, graphs[rank], alone.graphs)):
+        if alone.sent or not all(map(same_graph, by_class.at(rank), alone.graphs)):
             by_class.give_up(f"rank {rank} alone is captured as another program")
             return {}
-    return {Take(rank): _Answer(pair, [], {}, True) for rank, pair in graphs.items()} | answers
+    return answers
 
 
 def _differs(rank: int | None, answers: dict[Take, _Answer]) -> bool:

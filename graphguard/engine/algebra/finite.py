@@ -17,7 +17,7 @@ from graphguard.engine.algebra.grid import covers
 from graphguard.engine.algebra.infinities import is_log_of_nothing, may_hold_infinity
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import at_lane
-from graphguard.engine.terms.summand_order import lanes_in
+from graphguard.engine.terms.summand_order import kinds_in
 from graphguard.engine.terms.term import IMPULSE, STEP, WINDOW, Factor, Index, Term, Value, extent
 
 _Array = np.ndarray[Any, Any]
@@ -38,11 +38,11 @@ def is_nothing(table: Table, value: Value) -> bool:
 
 def some_left(table: Table, value: Value, dims: Sequence[int]) -> bool:
     """Whether, for all positions in the other dims, some element over these dims is not masked. False if it is not known."""
-    lanes = lanes_in(value.terms) or 1
-    shape = [tuple(at_lane(size, lane) for size in value.shape) for lane in range(lanes)]
-    if table.over("masked_elements", sum(int(np.prod(each)) for each in shape)):
+    lanes, _ = kinds_in(value.terms, value.shape)
+    shapes = {lane: tuple(at_lane(size, lane) for size in value.shape) for lane in lanes}
+    if table.over("masked_elements", sum(int(np.prod(each)) for each in shapes.values())):
         return False
-    return all(_left_on(table, value, lane, shape[lane], tuple(dims)) for lane in range(lanes))
+    return all(_left_on(table, value, lane, shape, tuple(dims)) for lane, shape in shapes.items())
 
 
 def _left_on(table: Table, value: Value, lane: int, shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:

@@ -61,14 +61,14 @@ def audit(
     """Compare every description with what a run on the given inputs held."""
     auditor = _Auditor(Evaluator(found.table, inputs, constants))
     for stream, environment in found.streams:  # what an input is part of is known from the inputs alone
-        for lane, rank in enumerate(stream.ranks):
+        for lane, rank in enumerate(stream.members):
             graph, held = ranks[rank]
-            for mine, its in zip(stream.graphs[0].inputs.values(), graph.inputs.values(), strict=True):
+            for mine, its in zip(stream.graph.inputs.values(), graph.inputs.values(), strict=True):
                 auditor.learn(environment.get(mine), lane, held.get(its))
     auditor.check(sequential[0], sequential[0], found.sequential, sequential[1], 0, None)
     for stream, environment in found.streams:
-        for lane, rank in enumerate(stream.ranks):
-            auditor.check(stream.graphs[0], ranks[rank][0], environment, ranks[rank][1], lane, rank)
+        for lane, rank in enumerate(stream.members):
+            auditor.check(stream.graph, ranks[rank][0], environment, ranks[rank][1], lane, rank)
     return auditor.result
 
 

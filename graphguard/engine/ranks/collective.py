@@ -42,11 +42,10 @@ class Groups(NamedTuple):
 
 def groups_of(members: Lanes) -> Groups:
     count = members.size
-    if sorted(members.reshape(-1).tolist()) != list(range(count)):
+    if not np.array_equal(np.sort(members, axis=None), np.arange(count)):
         raise ValueError("every lane belongs to exactly one group")
     group, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    for row, lanes in enumerate(members):
-        group[lanes], place[lanes] = row, np.arange(len(lanes))
+    group[members], place[members] = np.indices(members.shape)
     return Groups(members, group, place)
 
 

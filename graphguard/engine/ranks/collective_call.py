@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import is_
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,18 +13,20 @@ from graphguard.engine.algebra.sums import folded
 from graphguard.engine.algebra.value import add, masked, taken
 from graphguard.engine.ranks import semantics
 from graphguard.engine.ranks.collective import Groups, groups_of
-from graphguard.engine.ranks.rank_classes import Stream
 from graphguard.engine.store.memo import Memo, word
 from graphguard.engine.store.table import Table
 from graphguard.engine.tensors.ops import Ops
 from graphguard.engine.terms.lane import Lanes, collapse
 from graphguard.engine.terms.term import Undescribed, Value
 from graphguard.engine.terms.unknown import Described, Unknown
-from graphguard.graph.collectives import COLLECTIVES, MESSAGES, Count, Meanings
+from graphguard.graph.collectives import COLLECTIVES, Count, Meanings
 from graphguard.graph.dtypes import is_narrow
 from graphguard.graph.ir import Node
 from graphguard.graph.ir import Value as Tensor
-from graphguard.graph.matching import Match
+from graphguard.graph.turns import numbers_in
+from graphguard.graph.world import Meeting, Messages, Place, World
+
+Members = np.ndarray[Any, np.dtype[Any]]  # ranks, a row for each group
 
 
 class Interpreter(Protocol):
@@ -32,88 +34,91 @@ class Interpreter(Protocol):
 
     ops: Ops
     memo: Memo
-    groups: dict[tuple[tuple[int, ...], ...], Groups]
+    groups: dict[int, tuple[Members, Groups]]
 
     def unwritten(self, shape: Sequence[int], lanes: int) -> Value: ...
 
 
 class Player(Protocol):
-    """A stream while it is described."""
+    """A class while it is described."""
 
-    stream: Stream
     posted: dict[int, list[Described]]  # what each communication sends, by position
 
     @property
     def interpreter(self) -> Interpreter: ...
 
-    def position_of(self, lane: int, node: Node) -> int: ...
-
     def behind(self, position: int) -> int: ...
 
 
 class CollectiveCall:
-    """The ranks that take part in one communication of a stream, in all of its groups."""
+    """One communication of a class. The lanes of the call are the members of all of its groups, in order; of messages, they
+    are those of the class."""
 
-    def __init__(self, player: Player, position: int, matches: list[Match], where: Mapping[int, tuple[Player, int]]):
-        self.player, self.position, self.matches, self.where = player, position, matches, where
-        self.ops = player.interpreter.ops
-        self.distinct = list({match.id: match for match in matches}.values())
-        self.ranks = sorted(rank for match in self.distinct for rank in match.group)
-        self.lane_of = {rank: lane for lane, rank in enumerate(self.ranks)}
-        self.at_home = self._is_at_home()
+    def __init__(self, world: World, place: Place, players: Sequence[Player]):
+        self.world, self.place, self.players = world, place, players
+        self.call, self.held = world.calls[place], world.classes[place[0]]
+        self.interpreter = players[place[0]].interpreter
+        self.ops = self.interpreter.ops
 
-    def _is_at_home(self) -> bool:
-        """Whether the stream meets itself: all members are its ranks, at this very operation."""
-        if self.ranks != self.player.stream.ranks:
-            return False
-        own = [graph.nodes[self.position] for graph in self.player.stream.graphs]
-        met: Iterable[Node]
-        if len(self.distinct) == 1:
-            met = map(self.distinct[0].nodes.__getitem__, self.ranks)
-        else:
-            met = (match.nodes[rank] for rank, match in zip(self.ranks, self.matches, strict=True))
-        return all(map(is_, met, own))
+    @cached_property
+    def meeting(self) -> Meeting:
+        assert isinstance(self.call, Meeting)
+        return self.call
+
+    @cached_property
+    def ranks(self) -> Members:
+        return np.sort(self.meeting.members, axis=None)
+
+    @cached_property
+    def at_home(self) -> bool:
+        """Whether the class meets itself alone, all of it."""
+        return (
+            self.call.places == (self.place,) and isinstance(self.call, Meeting) and self.call.members.size == self.held.lanes
+        )
 
     def complete(self) -> bool:
         """Whether all that is sent has been described. Of a message, only the sender counts."""
-        return self.at_home or all(
-            self._position(rank, match) in self.where[rank][0].posted
-            for match in self.distinct
-            for rank in (match.group[:1] if match.op in MESSAGES else match.group)
-        )
-
-    def _position(self, rank: int, match: Match) -> int:
-        """Where a rank's part in a communication is among its operations."""
-        other, lane = self.where[rank]
-        return other.position_of(lane, match.nodes[rank])
+        if self.world.node(self.place).op == "dist.send":
+            return True
+        return self.at_home or all(position in self.players[number].posted for number, position in self.call.places)
 
     def behind(self) -> int:
         """The work on the longest way to what is sent, from what was last related to the sequential program."""
-        if self.at_home:
-            return self.player.behind(self.position)
-        sent = {(id(self.where[r][0]), self._position(r, match)): r for match in self.distinct for r in match.group}
-        return max(self.where[rank][0].behind(position) for (_, position), rank in sent.items())
+        return max(self.players[number].behind(position) for number, position in {self.place, *self.call.places})
 
-    def operand(self, number: int, like: Tensor, only: set[int] | None = None) -> Value:
-        """What the ranks of the call send, by lane of the call: all of them, or those that count. Count of other ranks
-        may have another shape, if they are as large: memory is sent, so that they count in the shape of the own one."""
+    def nodes(self) -> list[Node]:
+        """The operations that meet, one for each class."""
+        return [self.world.node(place) for place in self.meeting.places]
+
+    def numbers(self, arg: Callable[[Node], Any]) -> Members:
+        """By lane of the call, a number that each rank's operation has."""
+        found = np.empty(self.world.mesh.size, dtype=np.int64)
+        for place in self.meeting.places:
+            held = self.world.classes[place[0]]
+            found[held.ranks] = numbers_in(arg(self.world.node(place)), held.lanes)
+        return found[self.ranks]
+
+    def lane_of(self, ranks: Members) -> Members:
+        return np.searchsorted(self.ranks, ranks)
+
+    def operand(self, number: int, like: Tensor, only: Members | None = None) -> Value:
+        """What the ranks of the call send, by lane of the call: all of them, or those that count. What other ranks send may
+        have another shape, if it is as large: memory is sent, so that it counts in the shape of the own one."""
         if self.at_home:
-            return _described(self.player.posted[self.position][number])
-        sources: dict[tuple[int, int], list[int]] = {}
-        match_of = {rank: match for match in self.distinct for rank in match.group}
-        for rank in self.ranks if only is None else sorted(only):
-            sources.setdefault((id(self.where[rank][0]), self._position(rank, match_of[rank])), []).append(rank)
+            return _described(self.players[self.place[0]].posted[self.place[1]][number])
+        counting = self.ranks if only is None else np.sort(only)
+        class_of = self.world.class_of[counting]
+        position_of = dict(self.meeting.places)
         parts = []
-        for (_, position), ranks in sources.items():
-            player = self.where[ranks[0]][0]
-            if number >= len(player.posted[position]):
+        for other in dict.fromkeys(class_of.tolist()):
+            sent = self.players[other].posted[position_of[other]]
+            if number >= len(sent):
                 continue  # a rank that sends nothing
-            value = self.shaped(_described(player.posted[position][number]), like)
-            lanes = np.zeros(len(self.ranks), dtype=np.int64)
-            present = np.zeros(len(self.ranks), dtype=np.int64)
-            for rank in ranks:
-                lanes[self.lane_of[rank]], present[self.lane_of[rank]] = self.where[rank][1], 1
-            parts.append(spread(self.ops.table, value, lanes, present))
+            ranks = counting[class_of == other]
+            here = self.lane_of(ranks)
+            lanes, present = np.zeros(len(self.ranks), dtype=np.int64), np.zeros(len(self.ranks), dtype=np.int64)
+            lanes[here], present[here] = self.world.lane_of[ranks], 1
+            parts.append(spread(self.ops.table, self.shaped(_described(sent[number]), like), lanes, present))
         return folded(self.ops.table, add(self.ops.table, parts)) if len(parts) > 1 else parts[0]
 
     def shaped(self, value: Value, like: Tensor) -> Value:
@@ -125,17 +130,15 @@ class CollectiveCall:
 
     def operand_of(self, place: int, groups: Groups, like: Tensor) -> Value:
         """What the members at one place of the groups send, on every lane. The others may send tensors of other sizes."""
-        held = self.operand(0, like, {match.group[place] for match in self.distinct})
+        held = self.operand(0, like, self.meeting.members[:, place])
         return taken(self.ops.table, held, groups.members[groups.group, place])
 
     def groups(self) -> Groups:
-        members = tuple(tuple(self.lane_of[r] for r in match.group) for match in self.distinct)
-        known = self.player.interpreter.groups.get(members)
+        members = self.meeting.members
+        known = self.interpreter.groups.get(id(members))
         if known is None:
-            if len({len(lanes) for lanes in members}) > 1:
-                raise Undescribed("groups of different sizes meet at one operation")
-            known = self.player.interpreter.groups[members] = groups_of(np.array(members, dtype=np.int64))
-        return known
+            known = self.interpreter.groups[id(members)] = members, groups_of(self.lane_of(members))
+        return known[1]
 
     def require_arithmetic(self, node: Node) -> None:
         """Sums of booleans are disjunctions, those of few bits wrap around, and means of whole numbers are rounded: none of it
@@ -149,25 +152,24 @@ class CollectiveCall:
             raise Undescribed("a reduction of complex numbers by product")
         if reduce in ("avg", "premul_sum") and not dtype.startswith(("float", "bfloat", "complex")):
             raise Undescribed(f"a reduction of whole numbers by {reduce}")
-        factors = {each.kwargs.get("factor") for match in self.distinct for each in match.nodes.values()}
-        if len(factors) > 1:
+        if len({each.kwargs.get("factor") for each in self.nodes()}) > 1:
             raise Undescribed("a sum in which each rank has a factor of its own")
 
     def own(self, value: Value) -> Value:
-        """A result of the call as the stream's lanes see it."""
-        if self.ranks == self.player.stream.ranks:
+        """A result of the call as the lanes of the class see it."""
+        if np.array_equal(self.ranks, self.held.ranks):
             return value
-        return taken(self.ops.table, value, np.array([self.lane_of[r] for r in self.player.stream.ranks], dtype=np.int64))
+        return taken(self.ops.table, value, self.lane_of(self.held.ranks))
 
     def results(self, node: Node) -> Sequence[Described]:
         meaning = MEANINGS[node.op]
         if not self.at_home or not _is_of_operands(node):
             return meaning(self, node)
-        operands = [_described(value) for value in self.player.posted[self.position]]
+        operands = [_described(value) for value in self.players[self.place[0]].posted[self.place[1]]]
         kwargs = tuple((name, word(arg)) for name, arg in node.kwargs.items() if name not in _IN_NO_RESULT)
         outputs = tuple((tensor.shape, tensor.dtype) for tensor in (*node.operands(), *node.outputs))
         what = node.op, kwargs, outputs, id(self.groups())
-        return self.player.interpreter.memo.describe(what, operands, lambda: meaning(self, node)) or ()
+        return self.interpreter.memo.describe(what, operands, lambda: meaning(self, node)) or ()
 
 
 MEANINGS: Meanings[Callable[[CollectiveCall, Node], list[Described]]] = Meanings()
@@ -206,15 +208,14 @@ def _all_reduce(m: CollectiveCall, node: Node) -> list[Described]:
 @MEANINGS.of("dist.reduce")
 def _reduce(m: CollectiveCall, node: Node) -> list[Described]:
     """On the root the reduction; what the others hold afterwards is not promised."""
-    roots = [match.any_node.kwargs["root"] == rank for match, rank in zip(m.matches, m.player.stream.ranks, strict=True)]
-    if not any(roots):
+    there = (numbers_in(node.kwargs["root"], m.held.lanes) == m.held.ranks).astype(np.int64)
+    if not there.any():
         return [Unknown("after dist.reduce, only the root holds something that is promised", node)]
     (total,) = _all_reduce(m, node)
-    if all(roots):
+    if there.all():
         return [total]
-    there = np.array(roots, dtype=np.int64)
-    scratch = m.player.interpreter.unwritten(node.outputs[0].shape, m.player.stream.lanes)
-    lanes = np.arange(len(roots), dtype=np.int64)
+    scratch = m.interpreter.unwritten(node.outputs[0].shape, m.held.lanes)
+    lanes = np.arange(len(there), dtype=np.int64)
     parts = [spread(m.ops.table, _described(total), lanes, there), spread(m.ops.table, scratch, lanes, 1 - there)]
     return [add(m.ops.table, parts)]
 
@@ -279,7 +280,7 @@ def _all_to_all(m: CollectiveCall, node: Node) -> list[Described]:
 
 @MEANINGS.of("dist.all_to_all_single")
 def _all_to_all_single(m: CollectiveCall, node: Node) -> list[Described]:
-    nodes = [each for match in m.distinct for each in match.nodes.values()]
+    nodes = m.nodes()
     splits: list[Any] = [each.kwargs.get(name) or () for each in nodes for name in ("input_splits", "output_splits")]
     if any(len(set(sizes)) > 1 for sizes in splits):
         return [m.own(_exchanged_unevenly(m))]
@@ -293,34 +294,30 @@ def _all_to_all_single(m: CollectiveCall, node: Node) -> list[Described]:
 def _exchanged_unevenly(m: CollectiveCall) -> Value:
     """Member by member: a member gets from each other one the part that the other one has for it."""
     groups, parts = m.groups(), []
-    tensors = [tensor for match in m.distinct for each in match.nodes.values() for tensor in (*each.operands(), *each.outputs)]
+    tensors = [tensor for each in m.nodes() for tensor in (*each.operands(), *each.outputs)]
     if len({tensor.shape[1:] for tensor in tensors}) > 1:
         raise Undescribed("rows of different shapes are exchanged unevenly")
+    sizes = [m.numbers(partial(_split_at, place=place)) for place in range(groups.size)]  # by place of who gets it
+    ends = np.cumsum([np.zeros_like(sizes[0]), *sizes], axis=0)
     for place in range(groups.size):
-        sent = m.operand_of(place, groups, tensors[0])
-        ends = np.zeros((2, len(m.ranks)), dtype=np.int64)
-        for match in m.distinct:
-            splits: Any = match.nodes[match.group[place]].kwargs.get("input_splits")
-            sizes = splits or [m.ops.size(sent, 0) // groups.size] * groups.size
-            for number, rank in enumerate(match.group):
-                ends[:, m.lane_of[rank]] = sum(sizes[:number]), sum(sizes[: number + 1])
-        parts.append(m.ops.cut(sent, 0, collapse(ends[0]), collapse(ends[1])))
+        sent, sender = m.operand_of(place, groups, tensors[0]), groups.members[groups.group, place]
+        start, stop = ends[groups.place, sender], ends[groups.place + 1, sender]
+        parts.append(m.ops.cut(sent, 0, collapse(start), collapse(stop)))
     return folded(m.ops.table, m.ops.concat(parts, 0))
+
+
+def _split_at(node: Node, place: int) -> Any:
+    return node.kwargs["input_splits"][place]  # type: ignore[index]
 
 
 def _from_root(m: CollectiveCall) -> Lanes:
     """For each lane of the call, the lane of its root."""
-    lanes = np.zeros(len(m.ranks), dtype=np.int64)
-    for match in m.distinct:
-        root: int = match.any_node.kwargs["root"]  # type: ignore[assignment]
-        for rank in match.group:
-            lanes[m.lane_of[rank]] = m.lane_of[root]
-    return lanes
+    return m.lane_of(m.numbers(lambda node: node.kwargs["root"]))
 
 
 @MEANINGS.of("dist.broadcast")
 def _broadcast(m: CollectiveCall, node: Node) -> list[Described]:
-    roots = {int(match.any_node.kwargs["root"]) for match in m.distinct}  # type: ignore[arg-type]
+    roots = np.unique(m.numbers(lambda each: each.kwargs["root"]))
     return [m.own(taken(m.ops.table, m.operand(0, node.outputs[0], roots), _from_root(m)))]
 
 
@@ -340,19 +337,13 @@ def _scatter(m: CollectiveCall, node: Node) -> list[Described]:
 def _message(m: CollectiveCall, node: Node) -> list[Described]:
     if node.op == "dist.send":
         return []
-    senders = [match.group[0] for match in m.matches]
-    sources: dict[tuple[int, int], list[int]] = {}
-    for lane, rank in enumerate(senders):
-        sources.setdefault((id(m.where[rank][0]), m._position(rank, m.matches[lane])), []).append(lane)
+    assert isinstance(m.call, Messages)
     parts = []
-    for (_, position), lanes in sources.items():
-        player = m.where[senders[lanes[0]]][0]
-        value = m.shaped(_described(player.posted[position][0]), node.outputs[0])
-        index = np.zeros(len(senders), dtype=np.int64)
-        present = np.zeros(len(senders), dtype=np.int64)
-        for lane in lanes:
-            index[lane], present[lane] = m.where[senders[lane]][1], 1
-        parts.append(spread(m.ops.table, value, index, present))
+    for (number, position), here, there in m.call.peers:
+        value = m.shaped(_described(m.players[number].posted[position][0]), node.outputs[0])
+        lanes, present = np.zeros(m.held.lanes, dtype=np.int64), np.zeros(m.held.lanes, dtype=np.int64)
+        lanes[here], present[here] = there, 1
+        parts.append(spread(m.ops.table, value, lanes, present))
     return [folded(m.ops.table, add(m.ops.table, parts)) if len(parts) > 1 else parts[0]]
 
 

@@ -13,10 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from graphguard.engine.terms.lane import Lane, collapse
 from graphguard.graph.ir import Graph, Mesh, Node
 from graphguard.graph.ir import Value as Tensor
+from graphguard.graph.rank_class import Each
+from graphguard.graph.world import World
 
 # Operators whose elements are drawn one by one, all in the same way.
 _ALIKE = {
@@ -27,12 +32,12 @@ _ZERO_OR_ONE = {"aten.bernoulli_.float", "aten.bernoulli.p", "aten.native_dropou
 
 
 class Tile(NamedTuple):
-    """A part of the n-th draw, of all of it if dim is None."""
+    """A part of the n-th draw, of all of it if dim is None. start: of a class of ranks, one number per lane."""
 
     number: int
     whole: tuple[int, ...]
     dim: int | None = None
-    start: int = 0
+    start: Lane = 0
 
 
 @dataclass
@@ -53,33 +58,43 @@ def drawn(node: Node) -> Tensor:
     return node.outputs[-1]
 
 
-def matched(sequential: Graph, graphs: Sequence[Graph]) -> Draws:
+def matched(sequential: Graph, world: World) -> Draws:
     found = Draws()
     mine = _nodes(sequential)
-    theirs = [_nodes(graph) for graph in graphs]
+    theirs = [_nodes(each.graph) for each in world.classes]
     if not mine or any([_call(node) for node in nodes] != [_call(node) for node in mine] for nodes in theirs):
         return found
-    mesh = graphs[0].mesh or Mesh.of({"world": len(graphs)})
-    states = [[graph.states[drawn(node)] for node in nodes] for graph, nodes in zip(graphs, theirs, strict=True)]
-    used: dict[str, Tile] = {}
+    used: dict[str, tuple[int, int]] = {}  # by state, the draw and the start of the part
     for number, node in enumerate(mine):
         whole = drawn(node).shape
         found.tiles[drawn(node)] = Tile(number, whole)
         there = [drawn(nodes[number]) for nodes in theirs]
-        split = _split(mesh, whole, [tensor.shape for tensor in there], [each[number] for each in states])
+        states = _states(world, there)
+        split = _split(world.mesh, whole, [tensor.shape for tensor in there], states)
         if isinstance(split, str):
             found.reasons |= dict.fromkeys(there, split)
             continue
         axes, dim = split
-        tiles = [Tile(number, whole, dim, _place(mesh, rank, axes) * t.shape[dim] if dim is not None else 0)
-                 for rank, t in enumerate(there)]  # fmt: skip
-        if any(used.setdefault(each[number], tile) != tile for each, tile in zip(states, tiles, strict=True)):
+        size = 0 if dim is None else there[0].shape[dim]
+        starts = [_place(world.mesh, rank, axes) * size for rank in range(world.mesh.size)]
+        if any(used.setdefault(state, (number, start)) != (number, start) for state, start in zip(states, starts, strict=True)):
             found.reasons |= dict.fromkeys(there, "random numbers that are drawn a second time from the same state")
             continue
-        found.tiles |= zip(there, tiles, strict=True)
+        for each, tensor in zip(world.classes, there, strict=True):
+            found.tiles[tensor] = Tile(number, whole, dim, collapse(np.array(starts, dtype=np.int64)[each.ranks]))
         how = f"each rank's are a part along {' and '.join(axes)}" if axes else "all ranks draw the same"
         found.assumptions.append(f"random numbers at {node.source} are any numbers: {how}")
     return found
+
+
+def _states(world: World, tensors: Sequence[Tensor]) -> list[str]:
+    """By rank, the state that it draws from."""
+    states = [""] * world.mesh.size
+    for each, tensor in zip(world.classes, tensors, strict=True):
+        held: Any = each.graph.states[tensor]
+        for lane, rank in enumerate(each.members):
+            states[rank] = held.at(lane) if isinstance(held, Each) else held
+    return states
 
 
 def _nodes(graph: Graph) -> list[Node]:

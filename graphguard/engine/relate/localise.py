@@ -66,7 +66,7 @@ class Localiser:
 
     def _origins(self, node: Node) -> tuple[Source, ...]:
         """The lines on which the operands of a rank's operation were made, the latest first."""
-        graph = next(s.graphs[0] for s, _ in self.found.streams if any(n is node for n in s.graphs[0].nodes))
+        graph = next(s.graph for s, _ in self.found.streams if any(n is node for n in s.graph.nodes))
         maker = {tensor: each for each in graph.nodes for tensor in each.outputs}
         order = {id(each): place for place, each in enumerate(graph.nodes)}
         lines: list[Source] = []
@@ -86,10 +86,10 @@ class Localiser:
     # ------------------------------------------------------------------ the ranks
     def _break_of_ranks(self, path: str) -> Break | None:
         for number, (stream, _) in enumerate(self.found.streams):
-            output = stream.graphs[0].outputs.get(path)
+            output = stream.graph.outputs.get(path)
             if output is not None and self.related(number, output) is None:
                 if number not in self._ways:
-                    self._ways[number] = _Ways(self.stops, stream.graphs[0], partial(self._is_related, number))
+                    self._ways[number] = _Ways(self.stops, stream.graph, partial(self._is_related, number))
                 return self._ways[number].first_break(output)
         return None
 
@@ -141,8 +141,8 @@ class Localiser:
         for stream, environment in self.found.streams:
             value = environment.get(after.tensor)
             if isinstance(whole, Value) and isinstance(value, Value):
-                held = Held(self.mesh, tuple(range(self.mesh.size)), [OutputPart(tuple(stream.ranks), value)])
-                if stream.ranks == list(range(self.mesh.size)) and len(value.shape) == len(whole.shape):
+                held = Held(self.mesh, tuple(range(self.mesh.size)), [OutputPart(stream.members, value)])
+                if stream.lanes == self.mesh.size and len(value.shape) == len(whole.shape):
                     factor = self.relator.factor(whole, held)
                     if factor is not None and factor[0] != 1:
                         return scale_in_words(factor[0], self.mesh)

@@ -25,7 +25,7 @@ from graphguard.engine.terms.lane import Lane, Lanes, collapse, equal, everywher
 from graphguard.engine.terms.term import Term, Undescribed, Value, Variable, extent
 from graphguard.engine.terms.unknown import Described, Unknown
 from graphguard.graph.ir import Mesh
-from graphguard.graph.placement import SUM, Partial, Placements, candidates, has_partial, spans_of
+from graphguard.graph.placement import SUM, Partial, Placements, candidates, has_partial, tiles_of
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ class Relator:
         """The parts of all lanes: an array [lanes, dims, 2]."""
         key = (tuple(whole), output.mesh, placements)
         if key not in self._tiles:
-            rows = [spans_of(whole, output.mesh, placements, lane) for lane in range(output.mesh.size)]
-            self._tiles[key] = np.array(rows, dtype=np.int64).reshape(len(rows), len(whole), 2)
+            self._tiles[key] = tiles_of(whole, output.mesh, placements)
         return self._tiles[key]
 
     def holds(self, whole: Value, output: Held, placements: Placements) -> bool:

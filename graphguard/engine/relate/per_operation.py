@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphguard.engine.interpret import Interpretation
-from graphguard.engine.ranks.rank_classes import Stream
 from graphguard.engine.relate.localise import Localiser
 from graphguard.engine.relate.outputs import Held, Relator, held
 from graphguard.engine.terms.term import Undescribed, Value
@@ -17,6 +16,7 @@ from graphguard.graph.ir import Graph, Mesh, Node
 from graphguard.graph.ir import Value as Tensor
 from graphguard.graph.listing import ListedProgram, in_words, listed
 from graphguard.graph.placement import REPLICATE, SUM, Placements
+from graphguard.graph.rank_class import RankClass
 from graphguard.graph.tensor_layout import TensorLayout
 
 MOST_COPIES = 2  # of a sequential tensor that are named beside it
@@ -39,7 +39,7 @@ class Lister:
         value = environment.get(tensor)
         if not isinstance(value, Value):
             return None
-        output = held(self.mesh, [(tuple(stream.ranks), value)])
+        output = held(self.mesh, [(stream.members, value)])
         scaled: TensorLayout | None = None
         for each in [whole] if whole is not None else self._partners(number, tensor, value):
             described = self.found.sequential.get(each)
@@ -86,8 +86,8 @@ class Lister:
 
     def _held_by(self, node: Node) -> tuple[TensorLayout | None, ...]:
         for number, (stream, _) in enumerate(self.found.streams):
-            if any(each is node for each in stream.graphs[0].nodes):
-                names = _Names(stream.graphs[0])
+            if any(each is node for each in stream.graph.nodes):
+                names = _Names(stream.graph)
                 operands = dict.fromkeys(node.operands())
                 holdings = [self.holding(number, tensor, names(tensor)) for tensor in operands]
                 return tuple(each if each is not None and each.factor is None else None for each in holdings)
@@ -99,7 +99,7 @@ class Lister:
         ranks = []
         for number, (stream, environment) in enumerate(self.found.streams):
             relate = _OfRanks(self, number, stream, environment)
-            ranks.append(listed(in_words(tuple(stream.ranks)), tuple(stream.ranks), stream.graphs[0], relate))
+            ranks.append(listed(in_words(stream.members), stream.members, stream.graph, relate))
         return [listed("sequential", (), self.sequential, self._of_sequential), *ranks]
 
     def late(self) -> tuple[str, str] | None:
@@ -133,7 +133,7 @@ class Lister:
 class _OfRanks:
     """The relation at each operation of one stream."""
 
-    def __init__(self, lister: Lister, number: int, stream: Stream, environment: Environment):
+    def __init__(self, lister: Lister, number: int, stream: RankClass, environment: Environment):
         self.lister, self.number, self.stream, self.environment = lister, number, stream, environment
 
     def __call__(self, node: Node) -> tuple[str, str]:
@@ -155,7 +155,7 @@ class _OfRanks:
 
     def _words(self, tensor: Tensor, whole: Tensor) -> str:
         holding = self.lister.holding(self.number, tensor, str(tensor))
-        who = in_words(tuple(self.stream.ranks))
+        who = in_words(self.stream.members)
         if holding is None:
             self.lister.held_by(str(whole), f"part of it is {tensor} on {who}")
             return f"part of sequential {whole}, or of a multiple of it"

@@ -10,13 +10,13 @@ from functools import cached_property
 
 from graphguard.engine.algebra.expansion import written_out
 from graphguard.engine.algebra.value import scale
-from graphguard.engine.ranks.rank_classes import Stream
 from graphguard.engine.relate.outputs import Relator, tile_of
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.term import FIRST_ID, Undescribed, Value
 from graphguard.engine.terms.unknown import Described, Environment
 from graphguard.graph.ir import Mesh
 from graphguard.graph.ir import Value as Tensor
+from graphguard.graph.rank_class import RankClass
 
 NOTHING = Tensor(-1, (), "")  # what values that are numbers alone are related to
 
@@ -38,7 +38,7 @@ class Relatives:
         """Tensors that a value may be a part or a multiple of."""
         return [tensor for tensor, _ in self._few(value)]
 
-    def relation(self, stream: Stream, value: Described | None) -> Tensor | None:
+    def relation(self, stream: RankClass, value: Described | None) -> Tensor | None:
         """The tensor that a rank's value is related to."""
         if not isinstance(value, Value):
             return None
@@ -54,11 +54,11 @@ class Relatives:
         found = self._by_key.get(_key(value), [])
         return found[: self.stops.limits.candidates] if self.stops.over("candidates", len(found)) else found
 
-    def _totals(self, stream: Stream, value: Value) -> Iterator[Value]:
+    def _totals(self, stream: RankClass, value: Value) -> Iterator[Value]:
         """The value, and its sums over axes of the mesh if all ranks are in one class."""
         yield value
         axes = [n for n, size in enumerate(self.mesh.shape) if size > 1]
-        if stream.ranks != list(range(self.mesh.size)) or self.stops.over("summed_terms", len(value.terms)):
+        if stream.lanes != self.mesh.size or self.stops.over("summed_terms", len(value.terms)):
             return
         for count in range(1, len(axes) + 1):
             for chosen in itertools.combinations(axes, count):

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphguard.engine.algebra.function import apply
-from graphguard.engine.interpret import Interpretation, Interpreter, bound, leaves
-from graphguard.engine.ranks.rank_classes import Stream
+from graphguard.engine.interpret import Interpretation, Interpreter, arguments, bound, leaves
 from graphguard.engine.relate.needs import Needs
 from graphguard.engine.store.places import Places, place_of
 from graphguard.engine.terms.term import ONE, Term, Undescribed, Value
@@ -26,6 +25,7 @@ from graphguard.graph.exposure import Exposure, Shown
 from graphguard.graph.ir import Graph, Node
 from graphguard.graph.ir import Value as Tensor
 from graphguard.graph.operators import ELEMENTWISE, REORDERS, RESHAPES, TAKES, name_of
+from graphguard.graph.rank_class import RankClass
 
 _BY_ELEMENT = ELEMENTWISE | {"where", "masked_fill", "_to_copy"}
 _MOVES = (RESHAPES | REORDERS | TAKES) - {"_to_copy"}
@@ -36,14 +36,14 @@ Steps = dict[Tensor, Value | None]
 
 class SameSteps:
     def __init__(self, found: Interpretation, sequential: Graph, unmet: Collection[Node]):
-        """`unmet`: operations of the ranks' first graphs that may be undefined."""
+        """`unmet`: operations of the ranks that may be undefined."""
         self._interpreter, self._needs = Interpreter(found.table, found.lemmas), Needs(found.table)
         self._shown: dict[int, Places] = defaultdict(Places)  # of the steps up to what an output shows, by their atoms
         count = found.table.needs.count()
         self._follow_sequential(sequential, found.sequential, {name_of(node.op) for node in unmet})
         self._same: set[Node] = set()
-        for stream, environment in found.streams if self._shown else ():
-            self._follow_ranks(stream, environment, unmet)
+        for held, environment in found.streams if self._shown else ():
+            self._follow_ranks(held, environment, unmet)
         found.table.needs.forget_since(count)
 
     def are_taken_from(self, node: Node) -> bool:
@@ -73,13 +73,12 @@ class SameSteps:
         self._interpreter.describe(node, *bound((node.args, dict(node.kwargs)), environment), 1)
         return any(True for _ in self._needs.unmet(table.needs.since(before)))
 
-    def _follow_ranks(self, stream: Stream, environment: Environment, unmet: Collection[Node]) -> None:
-        graph, steps = stream.graphs[0], Steps()
+    def _follow_ranks(self, held: RankClass, environment: Environment, unmet: Collection[Node]) -> None:
+        graph, steps = held.graph, Steps()
         reached: list[Node] = []
-        for position, node in enumerate(graph.nodes):
+        for node in graph.nodes:
             if node in unmet or any(tensor in steps for tensor in node.operands()):
-                args, kwargs = stream.arguments("graphs", position)
-                made = [] if node.communicates else self._made(node, args, kwargs, environment, steps, stream.lanes)
+                made = [] if node.communicates else self._made(node, *arguments(node), environment, steps, held.lanes)
                 reached.append(node)
                 if self._are_shown(made):
                     self._same.add(node)

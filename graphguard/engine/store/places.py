@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 from typing import NamedTuple
 
-import numpy as np
-
 from graphguard.engine.store.lattice import Lattice, Walk
-from graphguard.engine.terms.lane import Lane, at_lane, equal, everywhere
+from graphguard.engine.terms.lane import Lane, at_lane, equal, everywhere, kinds
 from graphguard.engine.terms.term import Index, Range, Variable, bounds, extent
 
 MOST_PIECES = 64  # of a question, after what is known of it is cut away
@@ -100,11 +98,9 @@ class Places:
             return True
         if len(self.boxes) < 2:
             return False
-        lanes = max((len(end) for each in reach for end in each[:2] if isinstance(end, np.ndarray)), default=1)
-        asked = {
-            tuple(Run(at_lane(r.low, lane), at_lane(r.high, lane)) for r in reach) for lane in range(min(lanes, MOST_LANES))
-        }
-        return lanes <= MOST_LANES and all(self._covers_in_pieces(box) for box in asked)
+        lanes, _ = kinds([end for each in reach for end in each[:2]])
+        asked = {tuple(Run(at_lane(r.low, lane), at_lane(r.high, lane)) for r in reach) for lane in lanes[:MOST_LANES]}
+        return len(lanes) <= MOST_LANES and all(self._covers_in_pieces(box) for box in asked)
 
     def _covers_in_pieces(self, asked: Box) -> bool:
         left = [asked]

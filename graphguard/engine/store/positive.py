@@ -14,7 +14,7 @@ import numpy as np
 
 from graphguard.engine.store.journal import asked
 from graphguard.engine.store.records import Records
-from graphguard.engine.terms.lane import Lane, at_lane
+from graphguard.engine.terms.lane import Lane, at_lane, kinds
 from graphguard.engine.terms.term import IMPULSE, STEP, WINDOW, Atom, Factor, Index, Range, Variable
 
 _Array = np.ndarray[Any, Any]
@@ -48,9 +48,9 @@ def is_positive_there(table: Records, factor: Factor, ranges: Mapping[Variable, 
     """As above, of any atom, counted at its positions."""
     mentioned = sorted(set(factor.variables()))
     held = [weight, *(index.offset for index in factor.at), *(bound for v in mentioned for bound in ranges[v])]
-    lanes = next((len(number) for number in held if isinstance(number, np.ndarray)), 1)
+    lanes, _ = kinds(held)
     try:
-        return all(_at_lane(table, factor, ranges, mentioned, n) for n in range(lanes) if at_lane(weight, n))
+        return all(_at_lane(table, factor, ranges, mentioned, n) for n in lanes if at_lane(weight, n))
     except _TooMany:
         return False
 

@@ -15,7 +15,7 @@ import numpy as np
 from graphguard.engine.algebra.grid import covers
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import Lane, at_lane, collapse, varies
-from graphguard.engine.terms.summand_order import lanes_in
+from graphguard.engine.terms.summand_order import kinds_in
 from graphguard.engine.terms.term import (
     IMPULSE,
     ONE,
@@ -145,9 +145,10 @@ def segments_of(table: Table, value: Value) -> tuple[Term, Lane, list[list[Segme
     example = next((term for term in everywhere if any(f.atom.kind == "delta" for f in term.factors)), None)
     if example is None:
         raise Undescribed("an index that is computed from several tensors")
-    lanes = lanes_in(value.terms) or 1
+    lanes, kind = kinds_in(value.terms)
     readings = [Reading.of(table, term) for term in value.terms]
-    by_lane = [_segments(table, value, readings, lane) for lane in range(lanes)]
+    by_kind = [_segments(table, value, readings, lane) for lane in lanes]
+    by_lane = [by_kind[each] for each in kind.tolist()]
     return example, collapse(np.array([base for base, _ in by_lane])), [segments for _, segments in by_lane]
 
 

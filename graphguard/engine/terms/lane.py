@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,6 +49,16 @@ def smaller(a: Lane, b: Lane) -> Lane:
 
 def at_lane(number: Lane, lane: int) -> int:
     return int(number[lane]) if isinstance(number, np.ndarray) else number
+
+
+def kinds(numbers: Iterable[Lane]) -> tuple[list[int], Lanes]:
+    """Lanes in which all numbers are the same are of one kind: the first lane of each kind, and by lane its kind. Ranks are
+    many, and their kinds are few."""
+    held = [number for number in numbers if isinstance(number, np.ndarray)]
+    if not held:
+        return [0], np.zeros(1, dtype=np.int64)
+    _, first, kind = np.unique(np.stack(held), axis=1, return_index=True, return_inverse=True)
+    return first.tolist(), kind.reshape(-1)
 
 
 def take(number: Lane, lanes: Lanes) -> Lane:

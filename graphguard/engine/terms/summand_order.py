@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphguard.engine.terms.lane import Lane, at_lane, collapse
+from graphguard.engine.terms.lane import Lane, Lanes, at_lane, collapse, kinds
 from graphguard.engine.terms.term import Factor, Index, Term
 
 _Numbers = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -45,12 +45,18 @@ def with_numbers(term: Term, numbers: _Numbers) -> Term:
 def sorted_by_lane(held: Sequence[_Numbers]) -> list[_Numbers] | None:
     """The same numbers in each lane, those of the terms in ascending order; None if they are."""
     stacked = np.stack(held)  # terms, numbers, lanes
-    order = np.array([np.lexsort(stacked[:, ::-1, lane].T) for lane in range(stacked.shape[2])])
+    lanes, kind = kinds(stacked.reshape(-1, stacked.shape[2]))
+    order = np.array([np.lexsort(stacked[:, ::-1, lane].T) for lane in lanes])
     if (order == order[0]).all():
         return None
-    return [
-        np.stack([stacked[order[lane, place], :, lane] for lane in range(len(order))], axis=1) for place in range(len(held))
-    ]
+    return [np.stack([stacked[order[k, place], :, lane] for k, lane in enumerate(lanes)], axis=1)[:, kind]
+            for place in range(len(held))]  # fmt: skip
+
+
+def kinds_in(terms: Sequence[Term], more: Sequence[Lane] = ()) -> tuple[list[int], Lanes]:
+    """The kinds of lanes that there are, by all numbers of some terms."""
+    numbers = [(term.weight, *_held(term), *(bound for span in term.ranges.values() for bound in span)) for term in terms]
+    return kinds([*(number for each in numbers for number in each), *more])
 
 
 def lanes_in(terms: Sequence[Term]) -> int | None:

@@ -32,13 +32,16 @@ class ByClass:
     def give_up(self, reason: str) -> None:
         self.classes, self.why_not = [], reason
 
+    def at(self, rank: int) -> list[Graph]:
+        """A rank's input relation and its program."""
+        graphs = next(each for each in self.classes if rank in each.ranks).at(rank)
+        for graph in graphs:
+            require_wellformed(graph)
+        return graphs
+
     def graphs(self) -> dict[int, list[Graph]]:
-        """Of every rank, its input relation and its program."""
-        found = {int(rank): each.at(int(rank)) for each in self.classes for rank in each.ranks}
-        for pair in found.values():
-            for graph in pair:
-                require_wellformed(graph)
-        return found
+        """Of every rank."""
+        return {rank: self.at(rank) for each in self.classes for rank in each.members}
 
 
 def capture_classes(subject: Subject, use_cache: bool, workers: int | None) -> ByClass:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from graphguard.capture.front import Captured
-from graphguard.capture.torch.relation.layouts import has_sums, part_of, placements_on, text_of
+from graphguard.capture.torch.relation.layouts import by_rank, has_sums, part_of, placements_on, text_of
 from graphguard.errors import UsageError
 from graphguard.graph.ir import Layout, Mesh
 from graphguard.graph.placement import REPLICATE, read
@@ -51,7 +51,7 @@ def other_shapes(captured: Captured) -> dict[str, str]:
 
 def _layouts(captured: Captured) -> Iterator[tuple[str, list[Layout | None]]]:
     for path, value in captured.sequential.outputs.items():
-        layouts = [graph.layouts.get(path) for graph in captured.ranks]
+        layouts = by_rank(captured, lambda graph, path=path: graph.layouts.get(path))  # type: ignore[misc]
         if value is not None and any(layout is not None for layout in layouts):
             yield path, layouts
 
@@ -67,7 +67,8 @@ def _is_another(captured: Captured, path: str, layouts: list[Layout]) -> str | N
 
 def _lacks_parts(captured: Captured, path: str, layouts: list[Layout]) -> bool:
     parts = {ranks for layout in layouts for ranks in _sharing(layout)}
-    return any(all(captured.ranks[rank].outputs.get(path) is None for rank in ranks) for ranks in parts)
+    returned = captured.returning(path)
+    return any(not any(returned[rank] for rank in ranks) for ranks in parts)
 
 
 def _sharing(layout: Layout) -> list[tuple[int, ...]]:

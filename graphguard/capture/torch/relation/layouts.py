@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 
 import torch
 
+from graphguard.capture.front import Captured
 from graphguard.capture.torch.relation.inputs import Coordinate, Local, chunk
 from graphguard.errors import UsageError
-from graphguard.graph.ir import Layout, Mesh
+from graphguard.graph.ir import Graph, Layout, Mesh
 from graphguard.graph.placement import REPLICATE, Partial, Placement, Shard, StridedShard, read
+from graphguard.graph.rank_class import layout_at
+
+
+def by_rank(captured: Captured, layout_of: Callable[[Graph], Layout | None]) -> list[Layout | None]:
+    """The layout that each rank's tensor says of itself."""
+    found: list[Layout | None] = [None] * len(captured.ranks)
+    for each in captured.held:
+        layout = layout_of(each.graph)
+        if layout is not None:
+            for lane, rank in enumerate(each.members):
+                found[rank] = layout_at(layout, lane)
+    return found
 
 
 def placements_on(mesh: Mesh, layouts: Sequence[Layout | None]) -> dict[str, Placement] | None:

@@ -42,7 +42,7 @@ def expectations(
         if path not in known:
             raise UsageError(f"outputs= names {path!r}, which the sequential program does not return; it returns {list(known)}")
     # Where a part is nowhere, nothing else need be said.
-    stated = {path: each for path, each in outputs.items() if not unmet((needs or {}).get(path, ()), path, captured.ranks)}
+    stated = {path: each for path, each in outputs.items() if not unmet((needs or {}).get(path, ()), captured.returning(path))}
     for path in stated:
         _require_grid(path, captured, mesh)
     functions = {path: expected for path, expected in stated.items() if _is_function(expected)}
@@ -59,7 +59,7 @@ def expectations(
 
 def _require_grid(path: str, captured: Captured, mesh: Mesh) -> None:
     """Where some ranks do not return an output, what is expected speaks of those that do."""
-    ranks = [rank for rank, graph in enumerate(captured.ranks) if graph.outputs.get(path) is not None]
+    ranks = [rank for rank, there in enumerate(captured.returning(path)) if there]
     if mesh.sub_grid(ranks) is None:
         raise UsageError(
             f"outputs= names {path!r}, which only the ranks {', '.join(map(str, ranks))} return; they form no sub-grid of "
@@ -106,7 +106,7 @@ def _layouts(
 ) -> dict[str, Expectation]:
     """What code says of outputs. It must do no more than move elements, and leave none out; where it is other ranks than those
     that return the output to which it gives the rest, that is a fault of theirs."""
-    returned = {path: [graph.outputs.get(path) is not None for graph in captured.ranks] for path in functions}
+    returned = {path: captured.returning(path) for path in functions}
     found = _traced(functions, named, values, returned, mesh) if functions else {}
     for path, function in functions.items():
         expectation, left_out = _counted(path, named[path], values[path], found[path])

@@ -13,7 +13,7 @@ from graphguard.aten.operators import DTYPES
 from graphguard.capture.front import Captured
 from graphguard.capture.torch.program import PARAMETERS, FunctionProgram
 from graphguard.capture.torch.relation.inputs import Coordinate, Input, localise, placement_of
-from graphguard.capture.torch.relation.layouts import has_sums, part_of, placements_on, text_of, unknown
+from graphguard.capture.torch.relation.layouts import by_rank, has_sums, part_of, placements_on, text_of, unknown
 from graphguard.capture.torch.session import capture as capture_subject
 from graphguard.capture.torch.subject import Subject
 from graphguard.errors import UsageError
@@ -46,7 +46,7 @@ class Parameter:
 
 def use_sequential_names(captured: Captured) -> None:
     """A rank that has a tied parameter under its other name only (the last stage of a pipeline) has it under the first."""
-    for graph in captured.ranks:
+    for graph in (each.graph for each in captured.held):
         for name, first in captured.sequential.ties.items():
             if name in graph.inputs and first not in graph.inputs:
                 _rename(graph.inputs, name, first)
@@ -70,7 +70,7 @@ def found_parameters(subject: Subject, captured: Captured, params: Any) -> dict[
         raise UsageError(f"params= is {params!r}; write 'auto', or {{pattern: placement}}")
     sources = {name: name for name in captured.sequential.inputs if name not in subject.inputs}
     ties = captured.sequential.ties
-    sources |= {name: ties[name] for graph in captured.ranks for name in graph.inputs if name in ties}
+    sources |= {name: ties[name] for each in captured.held for name in each.graph.inputs if name in ties}
     stated: Mapping[str, Any] = {} if params == "auto" else params
     for pattern in stated:
         if not any(fnmatchcase(name.removeprefix(PARAMETERS), pattern) for name in sources):
@@ -79,20 +79,22 @@ def found_parameters(subject: Subject, captured: Captured, params: Any) -> dict[
     return {name: _found(name, source, captured, subject.mesh, stated) for name, source in sources.items()}
 
 
-def relations_with(subject: Subject, captured: Captured, parameters: Mapping[str, Parameter]) -> list[Graph]:
-    """The input relations of all ranks, with those of the parameters."""
+def with_relations(subject: Subject, captured: Captured, parameters: Mapping[str, Parameter]) -> Captured:
+    """With the input relations of all ranks, those of the parameters among them."""
     nothing = FunctionProgram(lambda **full: None, "sequential")
     inputs = {**subject.inputs, **{found.source: found.input for name, found in parameters.items() if name == found.source}}
     local_inputs = None
     if subject.local_inputs is not None or any(name != found.source for name, found in parameters.items()):
         inputs = {name: Input(spec.shape, dtype=spec.dtype) for name, spec in inputs.items()}
         local_inputs = _beside(subject, parameters)
-    relations = capture_subject(Subject(nothing, nothing, subject.mesh, inputs, local_inputs)).relations
-    for rank, (relation, graph) in enumerate(zip(relations, captured.ranks, strict=True)):
+    related = capture_subject(Subject(nothing, nothing, subject.mesh, inputs, local_inputs))
+    captured = captured.with_relations(related)
+    for each in captured.held:
+        relation, graph = each.relation, each.graph
         relation.outputs = {name: relation.outputs[name] for name in graph.inputs}
         prune(relation)
-        _require_shapes(rank, relation, graph)
-    return relations
+        _require_shapes(each.members[0], relation, graph)
+    return captured
 
 
 def expected_gradients(captured: Captured, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def expected_gradients(captured: Captured, parameters: Mapping[str, Parameter]) 
     return {
         path: spec.local or spec.placement
         for path, spec in by_path.items()
-        if captured.sequential.outputs.get(path) is not None and not any(path in graph.layouts for graph in captured.ranks)
+        if captured.sequential.outputs.get(path) is not None and not any(path in each.graph.layouts for each in captured.held)
     }
 
 
@@ -111,8 +113,8 @@ def needed_gradients(captured: Captured, parameters: Mapping[str, Parameter]) ->
     for name in parameters:
         path = GRADIENTS + name.removeprefix(PARAMETERS)
         if captured.sequential.outputs.get(path) is not None:
-            holding = [rank for rank, graph in enumerate(captured.ranks) if name in graph.inputs]
-            needs[path] = [Need((rank,), f"rank {rank} holds the parameter, and has no gradient of it") for rank in holding]
+            holding = tuple(rank for each in captured.held if name in each.graph.inputs for rank in each.members)
+            needs[path] = [Need(holding, "rank {rank} holds the parameter, and has no gradient of it", every=True)]
     return needs
 
 
@@ -137,8 +139,10 @@ def _found(name: str, source: str, captured: Captured, mesh: Mesh, stated: Mappi
                 text = getattr(relation, "__name__", type(relation).__name__)
                 return Parameter(source, Input(value.shape, dtype=dtype, local=relation), text, "as params= states")
             return Parameter(source, Input(value.shape, relation, dtype), _text(relation, mesh), "as params= states")
-    shapes = {rank: graph.inputs[name].shape for rank, graph in enumerate(captured.ranks) if name in graph.inputs}
-    layouts = [graph.input_layouts.get(name) for graph in captured.ranks]
+    shapes = {
+        rank: each.graph.inputs[name].shape for each in captured.held if name in each.graph.inputs for rank in each.members
+    }
+    layouts = by_rank(captured, lambda graph: graph.input_layouts.get(name))
     if any(layouts):
         return _by_layout(name, source, Input(value.shape, dtype=dtype), layouts, shapes, mesh)
     placement, how = _by_shape(name, value.shape, shapes, mesh)
@@ -261,10 +265,10 @@ def _beside(subject: Subject, parameters: Mapping[str, Parameter]) -> Callable[.
 
 
 def _require_counterparts(captured: Captured, sources: Mapping[str, str]) -> None:
-    for rank, graph in enumerate(captured.ranks):
-        for name in graph.inputs:
-            if name not in sources and name not in captured.relations[rank].outputs:
-                raise unknown(name, f"rank {rank} has it, and the sequential module has no parameter of that name")
+    for each in captured.held:
+        for name in each.graph.inputs:
+            if name not in sources and name not in each.relation.outputs:
+                raise unknown(name, f"rank {each.members[0]} has it, and the sequential module has no parameter of that name")
 
 
 def _require_shapes(rank: int, relation: Graph, graph: Graph) -> None:
