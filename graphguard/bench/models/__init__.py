@@ -1,0 +1,1 @@
+"""The models of the benchmarks: each one on one device, and as Megatron splits it."""
