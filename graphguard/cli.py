@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -368,19 +370,25 @@ def mutate(
         raise typer.Exit(run_mutants(target, _job(target), count, seed))
 
 
+_BENCHMARKS = ("capture", "engine", "faults", "end-to-end", "scaling")
+
+
 @app.command()
-def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture, engine or faults.")] = "capture") -> None:
+def bench(
+    what: Annotated[str, typer.Argument(help=f"Which benchmark: {', '.join(_BENCHMARKS)}.")] = "capture",
+    only: Annotated[str, typer.Option(help="Of end-to-end and scaling, the rows whose title has this text.")] = "",
+    write: Annotated[Path | None, typer.Option(help="Of end-to-end and scaling, a JSON file to keep results in.")] = None,
+) -> None:
     """Measure this machine."""
-    if what == "capture":
-        from graphguard.bench.capture import main as run_benchmark
-    elif what == "engine":
-        from graphguard.bench.engine import main as run_benchmark
-    elif what == "faults":
-        from graphguard.bench.faults import main as run_benchmark
-    else:
-        raise UsageError(f"there is no benchmark {what!r}; there are: capture, engine, faults")
+    if what not in _BENCHMARKS:
+        raise UsageError(f"there is no benchmark {what!r}; there are: {', '.join(_BENCHMARKS)}")
     with _stopping():
-        run_benchmark()
+        if what in ("end-to-end", "scaling"):
+            from graphguard.bench.end_to_end import main as run_suite
+
+            run_suite(what, only, write)
+        else:
+            importlib.import_module(f"graphguard.bench.{what}").main()
 
 
 @app.command()

@@ -48,6 +48,7 @@ class Limits:
     # of relations
     ordered_dims: int = limit(4, "tiles of tensors of more than {} dims in another order")
     ranks_apart: int = limit(8, "more than {} ranks described one by one")
+    operations_apart: int = limit(12_000, "more than {} operations of ranks described one by one")
     # of what is told of operations
     candidates: int = limit(6, "more than {} sequential tensors that an operation's result is compared with", proves=False)
     summed_terms: int = limit(8, "results of more than {} terms, summed over ranks", proves=False)

@@ -36,6 +36,7 @@ from graphguard.engine.terms.unknown import Described, Unknown
 from graphguard.graph.ancestry import outputs_by_node
 from graphguard.graph.findings import Finding
 from graphguard.graph.ir import Graph, Node, Source
+from graphguard.graph.ir import Value as Tensor
 from graphguard.graph.labels import may_be_ignored
 from graphguard.graph.lines import OwnLines
 from graphguard.graph.operators import RESHAPES, name_of
@@ -129,6 +130,7 @@ class _Prover:
         self.mesh = world.mesh
         self.relator = Relator(Ops(found.table))
         self.own_lines = OwnLines(sequential)
+        self.makers = _Makers()
         self.localiser = Localiser(found, sequential, self.mesh, self.relator)
         self.lister = Lister(found, sequential, self.mesh, self.relator, self.localiser)
         self.proof = Proof(listing=self.lister.programs)
@@ -196,7 +198,7 @@ class _Prover:
 
     def _plain_fault(self, path: str) -> Finding | None:
         """What is wrong with an output whatever its values are: a part of it is nowhere, or it stands for something else."""
-        maker = _maker(self.sequential, path)
+        maker = self.makers.of(self.sequential, path)
         at = None if maker is None else maker.source
         returned = self.world.returning(path)
         if not any(returned):
@@ -363,7 +365,7 @@ class _Prover:
     def _at_output(self, kind: str, path: str, message: str, holdings: tuple[TensorLayout, ...] = ()) -> Finding:
         """A finding about a value that is right in itself: at the operations that make it."""
         graph = next(each.graph for each in self.world.classes if each.graph.outputs.get(path) is not None)
-        after, before = _maker(graph, path), _maker(self.sequential, path)
+        after, before = self.makers.of(graph, path), self.makers.of(self.sequential, path)
         return Finding(
             kind,
             message,
@@ -387,13 +389,21 @@ class _Prover:
         return True
 
 
-def _maker(graph: Graph, path: str) -> Node | None:
-    """The operation that an output comes from; moves and communication that only pass it on are passed over."""
-    tensor = graph.outputs.get(path)
-    made = {output: node for node in graph.nodes for output in node.outputs}
-    while tensor is not None and tensor in made:
-        node = made[tensor]
-        if name_of(node.op) not in RESHAPES:
-            return node
-        tensor = next(node.operands(), None)
-    return None
+class _Makers:
+    """By graph, which operation makes which value."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[Tensor, Node]] = {}
+
+    def of(self, graph: Graph, path: str) -> Node | None:
+        """The operation that an output comes from; moves and communication that only pass it on are passed over."""
+        made = self._known.get(id(graph))
+        if made is None:
+            made = self._known[id(graph)] = {output: node for node in graph.nodes for output in node.outputs}
+        tensor = graph.outputs.get(path)
+        while tensor is not None and tensor in made:
+            node = made[tensor]
+            if name_of(node.op) not in RESHAPES:
+                return node
+            tensor = next(node.operands(), None)
+        return None

@@ -257,31 +257,74 @@ def node_at(node: Node, place: int) -> Node:
 
 def same_graph(one: Graph, other: Graph) -> bool:
     """Whether two graphs are equal but for the names of their values and works."""
-    return bool(_signature(one) == _signature(other))
+    return _Twins().graphs(one, other)
 
 
-def _signature(graph: Graph) -> Any:
-    number = {value: place for place, value in enumerate(graph.values())}
-    works: dict[Any, int] = {}
+class _Twins:
+    """Values and works of one graph, each with the one that stands in its place in another."""
 
-    def named(arg: Any) -> Any:
-        if type(arg) is Value:
-            return f"%{number[arg]}"
-        if type(arg) in _OF_RANKS:
-            return arg
-        return tuple([named(item) for item in arg]) if type(arg) is tuple else (type(arg).__name__, repr(arg))
+    def __init__(self) -> None:
+        self._of: dict[Any, Any] = {}
+        self._works: dict[Any, Any] = {}
+        self._back: dict[Any, Any] = {}  # the works of the other
 
-    nodes = []
-    for node in graph.nodes:
-        kwargs = {key: works.setdefault(arg, len(works)) if key == "work" else named(arg) for key, arg in node.kwargs.items()}
-        outputs = [(number[value], value.shape, value.dtype) for value in node.outputs]
-        nodes.append((node.op, named(node.args), kwargs, outputs, node.source, node.backward, node.writes))
-    return (
-        nodes,
-        [(name, value.shape, value.dtype) for name, value in graph.inputs.items()],
-        [(path, value and number[value]) for path, value in graph.outputs.items()],
-        [(number[value], constant) for value, constant in graph.constants.items()],
-        [(number.get(value), state) for value, state in graph.states.items()],
-        (graph.layouts, graph.input_layouts, graph.ties, graph.built, graph.rank, graph.mesh),
-        (graph.assumptions, graph.findings),
-    )
+    def graphs(self, one: Graph, other: Graph) -> bool:
+        return (
+            self._made(one.inputs, other.inputs)
+            and self._made_of(list(one.constants), list(other.constants))
+            and list(one.constants.values()) == list(other.constants.values())
+            and len(one.nodes) == len(other.nodes)
+            and all(map(self._nodes, one.nodes, other.nodes))
+            and list(one.outputs) == list(other.outputs)
+            and all(map(self._args, one.outputs.values(), other.outputs.values()))
+            and list(one.states.values()) == list(other.states.values())
+            and all(map(self._drawn, one.states, other.states))
+            and _around(one) == _around(other)
+        )
+
+    def _made(self, mine: dict[str, Value], others: dict[str, Value]) -> bool:
+        return list(mine) == list(others) and self._made_of(list(mine.values()), list(others.values()))
+
+    def _made_of(self, mine: Sequence[Value], others: Sequence[Value]) -> bool:
+        self._of.update(zip(mine, others, strict=False))
+        return len(mine) == len(others) and all(
+            a.shape == b.shape and a.dtype == b.dtype for a, b in zip(mine, others, strict=True)
+        )
+
+    def _nodes(self, mine: Node, its: Node) -> bool:
+        return (
+            mine.op == its.op
+            and mine.source == its.source
+            and mine.backward == its.backward
+            and mine.writes == its.writes
+            and self._args(mine.args, its.args)
+            and list(mine.kwargs) == list(its.kwargs)
+            and all(self._keyword(name, arg, its.kwargs[name]) for name, arg in mine.kwargs.items())
+            and self._made_of(mine.outputs, its.outputs)
+        )
+
+    def _keyword(self, name: str, mine: Any, its: Any) -> bool:
+        if name != "work":
+            return self._args(mine, its)
+        return bool(self._works.setdefault(mine, its) == its and self._back.setdefault(its, mine) == mine)
+
+    def _args(self, mine: Any, its: Any) -> bool:
+        kind = type(mine)
+        if kind is not type(its):
+            return False
+        if kind is Value:
+            return self._of.get(mine) is its
+        if kind is tuple:
+            return len(mine) == len(its) and all(map(self._args, mine, its))
+        if kind is float:  # where nan is itself, and 0.0 is not -0.0
+            return repr(mine) == repr(its)
+        return bool(mine == its)
+
+    def _drawn(self, mine: Value, its: Value) -> bool:
+        """What was drawn and then left out of the graph stands nowhere."""
+        return self._of.get(mine, its) is its
+
+
+def _around(graph: Graph) -> Any:
+    about = graph.layouts, graph.input_layouts, graph.ties, graph.built, graph.rank, graph.mesh
+    return about, graph.assumptions, graph.findings

@@ -29,8 +29,8 @@ def sliced(programs: Programs, paths: Sequence[str]) -> Programs:
     wanted = [(rank, graph.outputs.get(path)) for rank, graph in enumerate(joint.graphs) for path in paths]
     kept, needed = needed_of_ranks(joint, [(rank, value) for rank, value in wanted if value is not None])
     ranks = [_part(graph, [n for n in graph.nodes if n in kept], needed, _chosen(graph, paths)) for graph in joint.graphs]
-    relations = [_alone(relation, rank.inputs) for relation, rank in zip(relations, ranks, strict=True)]
-    alone = _alone(sequential, paths)
+    relations = [sliced_alone(relation, rank.inputs) for relation, rank in zip(relations, ranks, strict=True)]
+    alone = sliced_alone(sequential, paths)
     read = {name for relation in relations for name in relation.inputs}
     inputs = {name: value for name, value in sequential.inputs.items() if name in alone.inputs or name in read}
     return Programs(replace(alone, inputs=inputs), replace(joint, graphs=ranks), relations)
@@ -40,10 +40,10 @@ def _chosen(graph: Graph, paths: Iterable[str]) -> dict[str, Value | None]:
     return {path: graph.outputs[path] for path in paths if path in graph.outputs}
 
 
-def _alone(graph: Graph, paths: Iterable[str]) -> Graph:
+def sliced_alone(graph: Graph, paths: Iterable[str]) -> Graph:
     """Of a graph that does not communicate."""
     outputs = _chosen(graph, paths)
-    needed = needed_alone(graph, [value for value in outputs.values() if value is not None])
+    needed = neededsliced_alone(graph, [value for value in outputs.values() if value is not None])
     return _part(graph, [n for n in graph.nodes if any(value in needed for value in n.outputs)], needed, outputs)
 
 

@@ -36,7 +36,7 @@ from graphguard.oracle.indexed import indexed
 from graphguard.oracle.outcome import Evidence, Output
 from graphguard.oracle.progress import Tell, Watch
 from graphguard.oracle.second_look import look_again
-from graphguard.oracle.slice import Programs, sliced
+from graphguard.oracle.slice import Programs, sliced, sliced_alone
 from graphguard.oracle.thresholds import Thresholds, thresholds
 from graphguard.oracle.trial import Trial, UndefinedError, execute
 from graphguard.relation.expectation import Expectation
@@ -163,7 +163,9 @@ def judge(
 def _affordable_part(programs: Programs, proved: Iterable[str], stops: Stops) -> tuple[Programs, str] | None:
     """The output without a proof that costs least, with what it is made from, where that can be afforded."""
     open_ends = [path for path, value in programs.sequential.outputs.items() if value is not None and path not in set(proved)]
-    parts = [(sliced(programs, [path]), path) for path in open_ends[:_MOST_PARTS]]
+    alone = ((path, cost([sliced_alone(programs.sequential, [path])])) for path in open_ends[:_MOST_PARTS])
+    near = [path for path, needed in alone if affordable(needed, 1, stops)[1] is None]  # before all ranks are looked at
+    parts = [(sliced(programs, [path]), path) for path in near]
     parts = [(part, path) for part, path in parts if affordable(cost(part.graphs), 1, stops)[1] is None]
     return min(parts, key=lambda each: cost(each[0].graphs).seconds, default=None)
 

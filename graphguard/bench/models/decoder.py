@@ -24,7 +24,9 @@ def sequential(sizes: Sizes, tokens: Tensor, target: Tensor, **params: Tensor) -
     turn = turning(sizes)
     for layer in range(sizes.layers):
         own = of_layer(p, layer)
-        x = x + projected(attention(sizes, inner_of(sizes, normed(sizes, x, own, "attention_norm"), own), own, turn), own, "out")
+        x = x + projected(
+            attention(sizes, inner_of(sizes, normed(sizes, x, own, "attention_norm"), own), own, turn), own, "out"
+        )
         h = normed(sizes, x, own, "mlp_norm")
         x = x + (routed(sizes, h, own) if sizes.has_experts(layer) else projected(mlp(sizes, h, own), own, "down"))
     logits = F.linear(normed(sizes, x, p, "norm"), p["unembedding"])

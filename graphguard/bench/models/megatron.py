@@ -1,5 +1,5 @@
-"""The same decoder on many ranks, in Megatron's style: tensor + sequence parallelism (tp) inside of stages (pp) of a pipeline that
-runs 1F1B, data parallelism (dp) around it. Experts are split over dp, and each of them over tp.
+"""The same decoder on many ranks, in Megatron's style: tensor + sequence parallelism (tp) inside of stages (pp) of a pipeline
+that runs 1F1B, data parallelism (dp) around it. Experts are split over dp, and each of them over tp.
 
 Between attention and MLP a rank holds its part of the sequence; inside of them its heads, or its inner features, of all of it.
 """
@@ -129,7 +129,7 @@ class Megatron:
         yield "shared_down", Held((sizes.hidden, experts.inner), COLUMNS)
 
     def stage_of(self, name: str, held: Held) -> int:
-        """Layers are dealt as evenly as they can be; the first and the last stage, which have more to do, get none of the rest."""
+        """Layers are dealt evenly; what is left over goes to the stages in the middle, which have less to do."""
         if held.layer is None:
             return 0 if name in ("embedding", "positions") else self.pp - 1
         return next(stage for stage in range(self.pp) if held.layer < self._ends()[stage])
@@ -177,9 +177,9 @@ class Megatron:
         if held.meets_own_tokens:
             dist.all_reduce(grad, group=groups.tp)
         if held.dp.is_shard():  # an expert has met the tokens of all ranks of dp
-            return grad / self.dp  # type: ignore[no-any-return]
+            return grad / self.dp
         dist.all_reduce(grad, op=dist.ReduceOp.AVG, group=groups.dp)
-        return grad  # type: ignore[no-any-return]
+        return grad
 
     # ------------------------------------------------------------------ one stage
     def embedded(self, ids: Tensor, p: Parameters, groups: Groups) -> Tensor:
@@ -222,7 +222,7 @@ class Megatron:
 
     def loss_of(self, x: Tensor, target: Tensor, p: Parameters, groups: Groups) -> Tensor:
         logits = F.linear(Gather.apply(normed(self.sizes, x, p, "norm"), groups.tp), p["unembedding"])
-        return CrossEntropy.apply(logits, target, groups.tp).mean() / self.microbatches  # type: ignore[no-any-return]
+        return CrossEntropy.apply(logits, target, groups.tp).mean() / self.microbatches
 
 
 def _part(x: Tensor, placement: Placement, place: Any, parts: int) -> Tensor:
@@ -240,11 +240,11 @@ def _exchanged(rows: Tensor, group: Any) -> Tensor:
 
 def _exchanged_back(rows: Tensor, group: Any) -> Tensor:
     rows = rows.unflatten(1, (dist.get_world_size(group), -1)).transpose(0, 1).flatten(0, 1)
-    return Exchange.apply(rows, group)  # type: ignore[no-any-return]
+    return Exchange.apply(rows, group)
 
 
 class OneForwardOneBackward:
-    """The schedule of one stage: as many forwards as stages follow, then one of each in turn, then the backwards that are left."""
+    """The schedule of one stage: a forward for each stage behind it, then one of each in turn, then the backwards left."""
 
     def __init__(self, model: Megatron, groups: Groups, p: Parameters):
         self.model, self.groups, self.p = model, groups, p

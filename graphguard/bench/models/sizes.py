@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention: queries, keys and values come from narrow vectors; `rope` features of a key serve all heads."""
+    """Multi-head latent attention: queries, keys and values come from narrow vectors. All heads share `rope` features."""
 
     queries: int
     keys: int

@@ -9,6 +9,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import NamedTuple
 
 import torch._dynamo  # noqa: F401 # meta kernels import it on first use: once here, rather than in every fork
@@ -49,13 +50,15 @@ def capture_sequential(program: Program, inputs: Mapping[str, Input], *, use_cac
 
 @dataclass
 class _Answer:
-    """What a fork found. Texts are equal if the graphs are; a pickle of a graph is not fit for that."""
+    """What a fork found. Digests are equal if the graphs are; a pickle of a graph is not fit for that. As its class says: the
+    graphs are those that the rank's class has, and are left out."""
 
     graphs: list[Graph]
-    texts: list[str]
+    digests: list[str]
     sent: Sent
     complete: bool
     asked: dict[str, Source | None] = field(default_factory=dict)  # for what differs between processes
+    as_its_class_says: bool = False
 
 
 class Take(NamedTuple):
@@ -98,7 +101,7 @@ def capture(
         once = list(range(world))
         answers = _capture_each(subject, [Take(None), *map(Take, once)], options)
         captured = _of_ranks(answers[Take(None)].graphs[0], [answers[Take(rank)].graphs for rank in once])
-    different = next((_difference(rank, answers) for rank in (None, *once) if _differs(rank, answers)), None)
+    different = next((_difference(rank, answers, by_class) for rank in (None, *once) if _differs(rank, answers)), None)
     captured.seconds = time.perf_counter() - begun
     if by_class is not None:
         captured.classes, captured.by_rank = len(by_class.classes) or None, by_class.why_not
@@ -135,10 +138,12 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
 _Options = tuple[Progress | None, bool, int | None]  # as `capture_takes` has them
 
 
-def _capture_each(subject: Subject, once: list[Take], options: _Options) -> dict[Take, _Answer]:
+def _capture_each(
+    subject: Subject, once: list[Take], options: _Options, by_class: ByClass | None = None
+) -> dict[Take, _Answer]:
     """Every one of these, and again those that ask for what differs between processes."""
     known: Sent = {}
-    answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known)
+    answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known, by_class)
     again = [Take(rank, 1) for rank, _ in once if answers[Take(rank)].asked and Take(rank, 1) not in answers]
     return answers | capture_takes(subject, again, *options, known) if again else answers
 
@@ -148,13 +153,13 @@ def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> d
     cannot be captured, the classes say nothing."""
     witnesses = sorted({0} | {int(each.ranks[end]) for each in by_class.classes for end in (0, -1)})
     try:
-        answers = _capture_each(subject, [Take(None), *map(Take, witnesses)], options)
+        answers = _capture_each(subject, [Take(None), *map(Take, witnesses)], options, by_class)
     except GraphGuardError as error:  # which is told as it is of all ranks
         by_class.give_up(first_line(error))
         return {}
     for rank in witnesses:
         alone = answers[Take(rank)]
-        if alone.sent or not all(map(same_graph, by_class.at(rank), alone.graphs)):
+        if alone.sent or not alone.as_its_class_says:
             by_class.give_up(f"rank {rank} alone is captured as another program")
             return {}
     return answers
@@ -162,13 +167,14 @@ def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> d
 
 def _differs(rank: int | None, answers: dict[Take, _Answer]) -> bool:
     again = answers.get(Take(rank, 1))
-    return again is not None and again.texts != answers[Take(rank)].texts
+    return again is not None and again.digests != answers[Take(rank)].digests
 
 
 def capture_takes(
-    subject: Subject, takes: list[Take], progress: Progress | None, use_cache: bool, workers: int | None, known: Sent
-) -> dict[Take, _Answer]:
-    """`known` are the objects that ranks have sent; it is added to."""
+    subject: Subject, takes: list[Take], progress: Progress | None, use_cache: bool, workers: int | None, known: Sent,
+    by_class: ByClass | None = None,
+) -> dict[Take, _Answer]:  # fmt: skip
+    """`known` are the objects that ranks have sent; it is added to. by_class: what the ranks are compared with."""
     adapters.warn_of_versions()
     holders = adapters.Holders()
     if subject.opaque is None:
@@ -176,7 +182,7 @@ def capture_takes(
     answers: dict[Take, _Answer] = {}
     pending = takes
     while pending:
-        tasks = [_task(subject, take, holders, known, use_cache) for take in pending]
+        tasks = [_task(subject, take, holders, known, use_cache, by_class) for take in pending]
         failures: dict[Take, GraphGuardError] = {}
         for position, result in run_isolated(tasks, workers):
             take = pending[position]
@@ -216,7 +222,7 @@ def _first_said(failures: dict[Take, GraphGuardError], answers: dict[Take, _Answ
         rank, failure, answer = take.rank, failures.get(take), answers.get(take)
         if rank is not None and isinstance(failure, ProgramError) and failure.before is not None:
             graphs.setdefault(rank, failure.before)
-        elif rank is not None and answer is not None and answer.complete:
+        elif rank is not None and answer is not None and answer.complete and answer.graphs:
             graphs.setdefault(rank, answer.graphs[-1])
     world = len({take.rank for take in takes if take.rank is not None})
     raised = [take.rank for take in failures if take.rank is not None]
@@ -244,7 +250,9 @@ def _title(rank: int | None) -> str:
     return "the sequential program" if rank is None else f"rank {rank}"
 
 
-def _task(subject: Subject, take: Take, holders: adapters.Holders, known: Sent, use_cache: bool) -> Callable[[], bytes]:
+def _task(
+    subject: Subject, take: Take, holders: adapters.Holders, known: Sent, use_cache: bool, by_class: ByClass | None
+) -> Callable[[], bytes]:
     rank = take.rank
 
     def task() -> bytes:
@@ -263,17 +271,25 @@ def _task(subject: Subject, take: Take, holders: adapters.Holders, known: Sent, 
         for graph in graphs:
             require_wellformed(graph)
         ambient.finish()
-        texts = [graph_json.dumps(graph) for graph in graphs] if ambient.asked or not rank else []
+        digests = list(map(_digest, graphs)) if ambient.asked or not rank else []
         graphs[-1].assumptions = tuple(sorted({*graphs[-1].assumptions, *ambient.lines()}))
-        return pickle.dumps(_Answer(graphs, texts, objects.sent, True, ambient.asked), pickle.HIGHEST_PROTOCOL)
+        answer = _Answer(graphs, digests, objects.sent, True, ambient.asked)
+        if rank is not None and take.turn == 0 and by_class is not None and all(map(same_graph, by_class.at(rank), graphs)):
+            answer.graphs, answer.as_its_class_says = [], True
+        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
 
     return task
 
 
-def _difference(rank: int | None, answers: dict[Take, _Answer]) -> str:
+def _digest(graph: Graph) -> str:
+    return sha256(graph_json.dumps(graph).encode()).hexdigest()
+
+
+def _difference(rank: int | None, answers: dict[Take, _Answer], by_class: ByClass | None) -> str:
     """Where two captures of one program part, and what it asked for that differs between processes."""
     one, other = answers[Take(rank)], answers[Take(rank, 1)]
-    pairs = list(zip(one.graphs, other.graphs, strict=True))
+    graphs = by_class.at(rank) if by_class is not None and rank is not None and one.as_its_class_says else one.graphs
+    pairs = list(zip(graphs, other.graphs, strict=True))
     a, b = next((pair for pair in pairs if graph_json.dumps(pair[0]) != graph_json.dumps(pair[1])), pairs[-1])
     asked = {**other.asked, **one.asked}
     located = [f"{what} at {where}" for what, where in asked.items() if where is not None]

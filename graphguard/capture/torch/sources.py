@@ -48,7 +48,11 @@ class SourceTracker:
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, Source] = {}
-        self._interned: dict[tuple[str, int, Source | None], Source] = {}
+        self._known: list[Source | None] = [None]
+        self._numbers: dict[
+            tuple[str, int, int], int
+        ] = {}  # by file, line and the number of the caller, which is quick to hash
+        self._hides: dict[str, bool] = {}
         self._last: Source | None = None
 
     def here(self) -> tuple[Source | None, bool]:
@@ -80,20 +84,25 @@ class SourceTracker:
         found: list[FrameType] = []
         while frame is not None and len(found) < MOST_CALLERS:
             code = frame.f_code
-            if (stop_at_engine and code is _BACKWARD_ENTRY) or code.co_filename in _ENTRIES:
-                break
-            if not code.co_filename.startswith(_HIDDEN):
+            file = code.co_filename
+            hidden = self._hides.get(file)
+            if hidden is None:
+                hidden = self._hides[file] = file.startswith(_HIDDEN)
+            if hidden:
+                if (stop_at_engine and code is _BACKWARD_ENTRY) or file in _ENTRIES:
+                    break
+            else:
                 found.append(frame)
             frame = frame.f_back
-        source: Source | None = None
+        number = 0
         for each in reversed(found):
-            source = self._source(each.f_code, each.f_lineno, source)
-        return source
+            number = self._number(each.f_code, each.f_lineno, number)
+        return self._known[number]
 
-    def _source(self, code: CodeType, line: int, caller: Source | None) -> Source:
+    def _number(self, code: CodeType, line: int, caller: int) -> int:
         key = (code.co_filename, line, caller)
-        source = self._interned.get(key)
-        if source is None:
-            file = os.path.abspath(code.co_filename)
-            source = self._interned[key] = Source(file, line, code.co_name, caller)
-        return source
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._known)
+            self._known.append(Source(os.path.abspath(code.co_filename), line, code.co_name, self._known[caller]))
+        return number
