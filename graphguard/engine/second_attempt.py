@@ -7,7 +7,6 @@ from collections.abc import Callable
 from graphguard.engine.limits import Limits, ProofStops
 from graphguard.engine.proof import Proof
 
-
 # Of what is described well, on all ranks: another description would say the same.
 _SETTLED = frozenset({"unexpected-relation", "missing-output", "scaled-copies"})
 
@@ -20,10 +19,12 @@ def proved_apart(first: Proof, ranks: int, attempt: Callable[[], Proof], limits:
     if first.proved or ranks == 1 or not outputs:
         return first
     stops = ProofStops(limits)
-    for limit, needed in (("ranks_apart", ranks), ("operations_apart", first.operations)):
-        if stops.over(limit, needed):
-            first.stopped += (stops.stop(limit, needed, outputs),)
-            return first
+    if stops.over("ranks_apart", ranks):
+        first.stopped += (stops.stop("ranks_apart", ranks, outputs),)
+        return first
+    if stops.over("operations_apart", first.operations):
+        first.stopped += (stops.stop("operations_apart", first.operations, outputs),)
+        return first
     again = attempt()
     again.seconds += first.seconds
     return again if len(again.findings) < len(first.findings) else first

@@ -43,7 +43,7 @@ def _chosen(graph: Graph, paths: Iterable[str]) -> dict[str, Value | None]:
 def sliced_alone(graph: Graph, paths: Iterable[str]) -> Graph:
     """Of a graph that does not communicate."""
     outputs = _chosen(graph, paths)
-    needed = neededsliced_alone(graph, [value for value in outputs.values() if value is not None])
+    needed = needed_alone(graph, [value for value in outputs.values() if value is not None])
     return _part(graph, [n for n in graph.nodes if any(value in needed for value in n.outputs)], needed, outputs)
 
 

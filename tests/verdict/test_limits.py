@@ -12,7 +12,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 import graphguard as gg
-from graphguard import Replicate, Shard
+from graphguard import Partial, Replicate, Shard, pipeline
 from graphguard.api import capture_function
 from graphguard.cli import app
 from graphguard.engine.limits import Limits
@@ -93,11 +93,21 @@ def test_the_suggestion_doubles_until_it_is_enough():
     assert Stop("factors", 24, "{}").retry == "--limits factors=48"
 
 
-def test_more_ranks_than_are_described_one_by_one_are_named():
+@pytest.mark.parametrize("limit", ["ranks_apart", "operations_apart"])
+def test_more_than_is_described_one_by_one_is_named(limit):
     inputs = {"a": VECTOR, "b": VECTOR}
-    limits = {"ranks_apart": 1}
-    report = gg.verify(fourth, fourth_written_out, mesh=2, inputs=inputs, limits=limits)
-    assert {stop.limit for stop in report.stopped} == {"written_power", "ranks_apart"}
+    report = gg.verify(fourth, fourth_written_out, mesh=2, inputs=inputs, limits={limit: 1})
+    assert {stop.limit for stop in report.stopped} == {"written_power", limit}
+
+
+def test_what_is_described_well_is_not_described_again(monkeypatch):
+    """A relation that is another one than is stated is the same one if each rank is described by itself."""
+    proofs = []
+    bare = pipeline.prove
+    monkeypatch.setattr(pipeline, "prove", lambda *graphs, **options: proofs.append(1) or bare(*graphs, **options))
+    inputs, outputs = {"a": gg.Input((4,), Partial())}, {"out": Replicate()}
+    report = gg.verify(lambda a: a * 2, lambda a: a * 2, mesh=2, inputs=inputs, outputs=outputs, limits={"trial_bytes": 1})
+    assert report.verdict == "unproven" and report.findings[0].kind == "unexpected-relation" and len(proofs) == 1
 
 
 # ---------------------------------------------------------------------- outputs
