@@ -134,6 +134,10 @@ def main(suite: str = "end-to-end", only: str = "", write: Path | None = None, f
             if write is not None:
                 keep(write, rows[-1:])
     Console(width=150).print(printed(rows))
+    if write is not None:
+        from graphguard.bench.page import write as write_page
+
+        write_page(write)
 
 
 def printed(rows: Sequence[Row]) -> Table:

@@ -8,7 +8,7 @@ import math
 import pytest
 
 import graphguard as gg
-from graphguard.bench import end_to_end
+from graphguard.bench import end_to_end, page
 from graphguard.bench.end_to_end import Row, keep, kept, measured, printed
 from graphguard.bench.faulty import FAULTS, Faulty
 from graphguard.bench.models.megatron import Megatron
@@ -58,6 +58,19 @@ def test_a_measurement_is_kept_and_printed(tmp_path):
     keep(file, [row])
     assert kept(file) == [row] and json.loads(file.read_text())["machine"]["cores"]
     assert printed([row]).row_count == 1
+
+
+def test_the_page_has_plots_with_fitted_exponents(tmp_path):
+    numbers = {"classes": 1, "capture": 1.0, "proof": 1.0, "total": 1.0, "peak_bytes": 1 << 30, "microbatches": 1}
+    rows = [Row(suite="scaling", model="Llama-3 405B", layers=16, tp=tp, dp=1, pp=1, fault=None, verdict="verified", ranks=tp,
+                operations=100 * tp, processor=tp**2, **numbers) for tp in (2, 4, 8)]  # fmt: skip
+    file = tmp_path / "benchmarks.json"
+    keep(file, rows)
+    page.write(file)
+    text = file.with_suffix(".md").read_text()
+    assert "Against ranks of tensor parallelism: time grows with the power 2.00." in text
+    assert "| Llama-3 405B | 16 | TP 8 | 8 | 1 | 800 |  | verified |" in text and "TrainVerify" in text
+    assert (tmp_path / "benchmarks-tensor.svg").read_text().startswith("<?xml")
 
 
 def test_a_row_with_a_fault_is_compared_with_the_one_without():
