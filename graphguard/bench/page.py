@@ -25,13 +25,13 @@ _PUBLISHED = """\
 """
 
 _INTRODUCTION = """\
-Whole training steps (loss and all gradients) of models at their published sizes, on one device and as Megatron splits them, from
-both programs to the report. The programs are in `graphguard/bench/models`. Nothing is executed at these sizes: a fault is located,
-and told as not proved; `graphguard bench faults` refutes narrow ones with numbers."""
+Whole training steps (loss and all gradients) of models at their published sizes, on one device and as Megatron splits them,
+from both programs to the report. The programs are in `graphguard/bench/models`. Nothing is executed at these sizes: a fault is
+located, and told as not proved; `graphguard bench faults` refutes narrow ones with numbers."""
 
 _REMARKS = """\
-An operation is a node of the sequential graph, or of the graph of a class of ranks. With a fault (the gradients of the norms in the
-middle layer are not summed over TP), the ratio is to the program without."""
+An operation is a node of the sequential graph, or of the graph of a class of ranks. With a fault (the gradients of the norms in
+the middle layer are not summed over TP), the ratio is to the program without."""
 
 
 def write(file: Path) -> None:
