@@ -20,9 +20,9 @@ from graphguard.graph.class_faults import left_over, stuck
 from graphguard.graph.collectives import MESSAGES, NEW_GROUP, WAIT
 from graphguard.graph.ir import Graph, Mesh, Node
 from graphguard.graph.matching import Joint, Mismatch, disagree, not_in_itself, to_itself
-from graphguard.graph.rank_class import Numbers, PerRank, RankClass, node_at
+from graphguard.graph.rank_class import Numbers, PerRank, RankClass, node_at, numbers_in
 from graphguard.graph.teams import Team, teams_of, ways_of
-from graphguard.graph.turns import Calls, Labels, Parting, Talk, numbers_in, talk_of
+from graphguard.graph.turns import Calls, Labels, Parting, Talk, talk_of
 from graphguard.graph.world import Meeting, Messages, Place, World
 
 _NEVER = 1 << 60  # a position that no class comes to
