@@ -11,7 +11,8 @@ from graphguard.capture.torch import adapters
 from graphguard.capture.torch.child import fresh_inputs, local_inputs, record
 from graphguard.capture.torch.escapes.ambient import Ambient
 from graphguard.capture.torch.lanes.groups import Teams
-from graphguard.capture.torch.lanes.libraries import adjust_dtensor, refuse_megatron, send_to_peers
+from graphguard.capture.torch.lanes.libraries import adjust_dtensor, send_to_peers
+from graphguard.capture.torch.lanes.megatron import share_megatron_groups
 from graphguard.capture.torch.lanes.number import behave_as_ints, varying
 from graphguard.capture.torch.lanes.parts import take_parts_by_numbers
 from graphguard.capture.torch.lanes.recorder import LaneRecorder
@@ -48,7 +49,6 @@ def record_class(subject: Subject, ranks: Numbers, turn: int, holders: adapters.
 
 
 def _recorded(subject: Subject, run: Run, turn: int, holders: adapters.Holders, use_cache: bool) -> ClassAnswer:
-    refuse_megatron()
     behave_as_ints()
     world_ranks.become_rank_of_world(run.witness, subject.mesh)
     teams = Teams()
@@ -64,6 +64,7 @@ def _recorded(subject: Subject, run: Run, turn: int, holders: adapters.Holders, 
     send_to_peers(recorder, teams)
     take_parts_by_numbers()
     adjust_dtensor()
+    share_megatron_groups(holders, teams)
     who = f"rank {run.witness}"
     places = np.unravel_index(run.ranks, subject.mesh.shape)
     coordinate = {name: varying(np.asarray(each)) for name, each in zip(subject.mesh.names, places, strict=True)}

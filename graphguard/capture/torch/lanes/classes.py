@@ -14,12 +14,13 @@ from graphguard.capture.torch.lanes.capture import ClassAnswer, record_class
 from graphguard.capture.torch.lanes.run import Numbers
 from graphguard.capture.torch.subject import Subject
 from graphguard.errors import GraphGuardError, InternalError, first_line
+from graphguard.graph.alike import joined
 from graphguard.graph.ir import Graph
 from graphguard.graph.rank_class import RankClass, same_graph
 from graphguard.graph.wellformed import require_wellformed
 from graphguard.scope import known_lemmas
 
-_RUNS_OF_A_CLASS = 3  # itself, and two witnesses: with more classes than ranks by that, ranks are captured one by one
+_WITNESSES = 2  # of a class: if these and all runs for classes are more than the ranks, ranks are captured one by one
 
 
 @dataclass
@@ -49,10 +50,11 @@ def capture_classes(subject: Subject, use_cache: bool, workers: int | None) -> B
     if subject.opaque is None:
         subject = replace(subject, opaque=frozenset(known_lemmas()))
     holders, world = adapters.Holders(), subject.mesh.size
-    found, waiting = ByClass(), [np.arange(world)]
+    found, waiting, runs = ByClass(), [np.arange(world)], 0
     while waiting:
-        if _RUNS_OF_A_CLASS * (len(found.classes) + len(waiting)) > world:
-            found.give_up(f"the ranks do at least {len(found.classes) + len(waiting)} different things")
+        runs += len(waiting)
+        if _is_too_much(runs, len(found.classes) or 1, world):
+            found.give_up(f"the ranks do at least {runs} different things")
             return found
         answers = _answers([(ranks, 0) for ranks in waiting], subject, holders, use_cache, workers)
         made = [answer.found for answer in answers if answer.found is not None]
@@ -64,13 +66,16 @@ def capture_classes(subject: Subject, use_cache: bool, workers: int | None) -> B
         if why_not is not None:
             found.give_up(why_not)
             return found
-        found.classes += made
+        found.classes = joined(sorted([*found.classes, *made], key=lambda each: int(each.ranks[0])), exactly=True)
         waiting = [ranks for answer in answers for split in answer.splits for ranks in split.ranks]
-    found.classes.sort(key=lambda each: int(each.ranks[0]))
     held = np.sort(np.concatenate([each.ranks for each in found.classes]))
     if not np.array_equal(held, np.arange(world)):
         raise InternalError("the classes of ranks are no partition of them; please report it")
     return found
+
+
+def _is_too_much(runs: int, classes: int, world: int) -> bool:
+    return runs + _WITNESSES * classes > world
 
 
 def _answers(

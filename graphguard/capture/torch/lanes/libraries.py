@@ -1,8 +1,7 @@
-"""What torch's own libraries and megatron-core do with ranks in Python, for many ranks at once."""
+"""What torch's own libraries do with ranks in Python, for many ranks at once."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from graphguard.capture.torch.lanes.groups import Teams
 from graphguard.capture.torch.lanes.number import settled, varies
 from graphguard.capture.torch.lanes.parts import NumberList, Parts
 from graphguard.capture.torch.lanes.recorder import LaneRecorder
-from graphguard.capture.torch.lanes.run import NotByClasses
 from graphguard.capture.torch.world.collectives import communicate, work_handle
 
 
@@ -57,9 +55,3 @@ def adjust_dtensor() -> None:
         return part.clone() if clone else part.contiguous() if contiguous else part
 
     Shard._split_tensor_helper, Shard._select_split_tensor = staticmethod(split), select
-
-
-def refuse_megatron() -> None:
-    """megatron-core goes through the lists of all groups of a kind and keeps the one that it is in."""
-    if "megatron.core.parallel_state" in sys.modules:
-        raise NotByClasses("megatron-core makes its groups one by one")
