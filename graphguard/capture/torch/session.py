@@ -22,7 +22,7 @@ from graphguard.capture.torch.lanes.classes import ByClass, capture_classes
 from graphguard.capture.torch.program import Program
 from graphguard.capture.torch.relation.inputs import Input
 from graphguard.capture.torch.subject import Subject
-from graphguard.capture.torch.world.objects import ObjectExchange, ObjectsMissing, Sent
+from graphguard.capture.torch.world.objects import ObjectExchange, ObjectsMissing, Sent, same_objects
 from graphguard.errors import (
     CaptureError,
     GraphGuardError,
@@ -135,9 +135,9 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
 _Options = tuple[Progress | None, bool, int | None]  # as `capture_takes` has them
 
 
-def _capture_each(subject: Subject, once: list[Take], options: _Options) -> dict[Take, _Answer]:
-    """Every one of these, and again those that ask for what differs between processes."""
-    known: Sent = {}
+def _capture_each(subject: Subject, once: list[Take], options: _Options, sent: Sent | None = None) -> dict[Take, _Answer]:
+    """Every one of these, and again those that ask for what differs between processes. sent: objects of other ranks."""
+    known: Sent = dict(sent or {})
     answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known)
     again = [Take(rank, 1) for rank, _ in once if answers[Take(rank)].asked and Take(rank, 1) not in answers]
     return answers | capture_takes(subject, again, *options, known) if again else answers
@@ -148,13 +148,13 @@ def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> d
     cannot be captured, the classes say nothing."""
     witnesses = sorted({0} | {int(each.ranks[end]) for each in by_class.classes for end in (0, -1)})
     try:
-        answers = _capture_each(subject, [Take(None), *map(Take, witnesses)], options)
+        answers = _capture_each(subject, [Take(None), *map(Take, witnesses)], options, by_class.sent)
     except GraphGuardError as error:  # which is told as it is of all ranks
         by_class.give_up(first_line(error))
         return {}
     for rank in witnesses:
         alone = answers[Take(rank)]
-        if alone.sent or not all(map(same_graph, by_class.at(rank), alone.graphs)):
+        if not same_objects(alone.sent, by_class.sent_by(rank)) or not all(map(same_graph, by_class.at(rank), alone.graphs)):
             by_class.give_up(f"rank {rank} alone is captured as another program")
             return {}
     return answers

@@ -97,6 +97,12 @@ class LaneGroup:
     def __iter__(self) -> Iterator[Any]:
         raise NotByClasses("the ranks of a group are gone through")
 
+    def members_of(self, lane: int) -> tuple[int, ...]:
+        return tuple(self._team.members[self._team.rows[lane]].tolist())
+
+    def channel_of(self, lane: int) -> int:
+        return int(self._team.channels[lane])
+
     def member(self, number: Any) -> Any:
         run = current()
         numbers = run.over_lanes(numbers_of(number))
