@@ -28,9 +28,8 @@ class LaneObjects(ObjectExchange):
         keys: dict[int, Key] = {}
         for lane in run.active.tolist():
             both = ends(int(run.ranks[lane]), None if peers is None else int(peers[lane]), sends)
-            keys[lane] = (kind, group.members_of(lane), group.channel_of(lane), *both)
-        in_turn = {key: self._next(key) for key in dict.fromkeys(keys.values())}
-        return {lane: in_turn[key] for lane, key in keys.items()}
+            keys[lane] = self._next((kind, group.members_of(lane), group.channel_of(lane), *both), lane)
+        return keys
 
     def _take(self, key: dict[int, Key], rank: Any) -> Any:
         run = current()

@@ -66,7 +66,7 @@ class ObjectExchange:
     def __init__(self, known: Sent):
         self.sent: Sent = {}
         self._known = known
-        self._turns: Counter[Key] = Counter()
+        self._turns: Counter[tuple[int, Key]] = Counter()
 
     # ------------------------------------------------------------------ what torch.distributed offers
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -166,9 +166,10 @@ class ObjectExchange:
         """What this exchange is called by all ranks that take part, and by no other."""
         return self._next((kind, tuple(ranks), ranks.channel, *ends(dist.get_rank(), peer, sends)))
 
-    def _next(self, key: Key) -> Key:
-        self._turns[key] += 1
-        return (*key, self._turns[key])
+    def _next(self, key: Key, lane: int = 0) -> Key:
+        """Exchanges of one key have turns, which each rank counts for itself."""
+        self._turns[lane, key] += 1
+        return (*key, self._turns[lane, key])
 
     def _take_all(self, key: Any, ranks: Group) -> list[Any]:
         return [self._take(key, ranks.member(place)) for place in range(len(ranks))]
