@@ -31,7 +31,7 @@ from graphguard.errors import (
     first_line,
 )
 from graphguard.graph import json as graph_json
-from graphguard.graph.class_matching import join_classes
+from graphguard.graph.class_matching import join_classes, rejoined
 from graphguard.graph.ir import Graph, Mesh, Source
 from graphguard.graph.matching import first_mismatch, join, made_by_some
 from graphguard.graph.prune import settled, settled_classes
@@ -127,7 +127,7 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
         return _of_ranks(sequential, [graphs[rank] for rank in range(mesh.size)])
     left_out = made_by_some([each.graph for each in by_class.classes])
     world = join_classes(by_class.classes, mesh)
-    captured = captured_by_classes(sequential, world if world.findings else settled_classes(world))
+    captured = captured_by_classes(sequential, world if world.findings else rejoined(settled_classes(world)))
     captured.assumptions = [] if left_out is None else [left_out]
     return captured
 

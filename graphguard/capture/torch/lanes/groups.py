@@ -28,7 +28,7 @@ from graphguard.capture.torch.lanes.run import NotByClasses, Numbers, current
 from graphguard.graph.rank_class import Groups, PerRank
 
 Site = tuple[tuple[CodeType, int], ...]
-_RANK_NAMES = ("RANK", "LOCAL_RANK")  # of the environment
+_RANK_NAMES = ("RANK", "LOCAL_RANK", b"RANK", b"LOCAL_RANK")  # of the environment
 
 
 class Team:
@@ -292,8 +292,9 @@ class Teams:
         bare = type(os.environ).__getitem__
 
         def getitem(environ: Any, key: Any) -> Any:
-            if key in _RANK_NAMES and environ is os.environ and not self._plainly:
-                return str(current().forced(current().ranks, f"the variable {key}"))
+            if key in _RANK_NAMES and not self._plainly:
+                rank = str(current().forced(current().ranks, "a rank of the environment"))
+                return rank if isinstance(key, str) else rank.encode()
             return bare(environ, key)
 
         type(os.environ).__getitem__ = getitem  # type: ignore[method-assign]
