@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,15 +45,16 @@ class ClassAnswer:
 
 def record_class(
     subject: Subject, ranks: Numbers, turn: int, holders: adapters.Holders, known: Sent, use_cache: bool
-) -> ClassAnswer:
-    """In a process of its own: the program, for as many of these ranks as do the same."""
+) -> bytes:
+    """In a process of its own: the program, for as many of these ranks as do the same. A pickle of the answer, in which no
+    number may vary any more."""
     run, objects = begin(ranks), LaneObjects(known)
     try:
-        return _recorded(subject, run, turn, holders, objects, use_cache)
+        return pickle.dumps(_recorded(subject, run, turn, holders, objects, use_cache), pickle.HIGHEST_PROTOCOL)
     except NotByClasses as reason:
-        return ClassAnswer(why_not=str(reason))
+        return pickle.dumps(ClassAnswer(why_not=str(reason)))
     except ObjectsMissing:
-        return ClassAnswer(splits=run.splits, sent=objects.sent_by_active(), lacking=run.ranks[run.active])
+        return pickle.dumps(ClassAnswer(splits=run.splits, sent=objects.sent_by_active(), lacking=run.ranks[run.active]))
 
 
 def _recorded(

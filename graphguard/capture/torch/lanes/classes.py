@@ -109,7 +109,7 @@ class _Capturing:
     def _answers(self, runs: list[tuple[Numbers, int]]) -> list[ClassAnswer]:
         def task(ranks: Numbers, turn: int) -> Callable[[], bytes]:
             options = (self._holders, self.found.sent, self._use_cache)
-            return lambda: pickle.dumps(record_class(self._subject, ranks, turn, *options), pickle.HIGHEST_PROTOCOL)
+            return lambda: record_class(self._subject, ranks, turn, *options)
 
         results = dict(run_isolated([task(*each) for each in runs], self._workers))
         answers: list[ClassAnswer] = []
