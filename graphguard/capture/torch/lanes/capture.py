@@ -12,7 +12,7 @@ from graphguard.capture.torch import adapters
 from graphguard.capture.torch.child import fresh_inputs, local_inputs, record
 from graphguard.capture.torch.escapes.ambient import Ambient
 from graphguard.capture.torch.lanes.groups import Teams
-from graphguard.capture.torch.lanes.libraries import adjust_dtensor, send_to_peers
+from graphguard.capture.torch.lanes.libraries import adjust_dtensor, adjust_fsdp, send_to_peers
 from graphguard.capture.torch.lanes.megatron import share_megatron_groups
 from graphguard.capture.torch.lanes.number import behave_as_ints, varying
 from graphguard.capture.torch.lanes.objects import LaneObjects
@@ -75,6 +75,7 @@ def _recorded(
     send_to_peers(recorder, teams)
     take_parts_by_numbers()
     adjust_dtensor()
+    adjust_fsdp()
     share_megatron_groups(holders, teams)
     who = f"rank {run.witness}"
     places = np.unravel_index(run.ranks, subject.mesh.shape)

@@ -55,3 +55,18 @@ def adjust_dtensor() -> None:
         return part.clone() if clone else part.contiguous() if contiguous else part
 
     Shard._split_tensor_helper, Shard._select_split_tensor = staticmethod(split), select
+
+
+def adjust_fsdp() -> None:
+    """fully_shard takes its own of the parts of each parameter, which some of its modules know by name."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param
+
+    bare = _fsdp_common._chunk_with_empty
+
+    def chunk(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+        with torch.no_grad():  # it makes parameters of them, or asks for their sizes
+            return Parts.of(bare(tensor, num_chunks, dim), tensor, dim)
+
+    for module in (_fsdp_collectives, _fsdp_common, _fsdp_param):
+        if getattr(module, "_chunk_with_empty", None) is bare:
+            module._chunk_with_empty = chunk  # type: ignore[attr-defined]

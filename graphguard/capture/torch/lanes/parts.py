@@ -21,12 +21,14 @@ class Parts(tuple[torch.Tensor, ...]):
     whole: torch.Tensor
     dim: int
     drops: bool  # whether a part has the dim no more
+    has_gradient: bool
     source: Source | None  # where the parts were made, which is the line of each of them
 
     @staticmethod
     def of(parts: Any, whole: torch.Tensor, dim: int, drops: bool = False) -> Parts:
         made = Parts(parts)
         made.whole, made.dim, made.drops, made.source = whole, dim, drops, SourceTracker().nearest()
+        made.has_gradient = torch.is_grad_enabled() and whole.requires_grad
         return made
 
     def __getitem__(self, index: Any) -> Any:
@@ -37,7 +39,7 @@ class Parts(tuple[torch.Tensor, ...]):
         if not varies(index):
             return super().__getitem__(settled(index))
         places = _inside(numbers_of(index), len(self))
-        if self[0].grad_fn is not None:  # whose gradients are put together in the order of the parts
+        if self.has_gradient:  # whose gradients are put together in the order of the parts
             return super().__getitem__(current().forced(places, "a part with a gradient"))
         with _at(self.source):
             if self.drops:
