@@ -44,9 +44,9 @@ def written():
     return pages
 
 
-def with_table(text, name, lines):
+def with_table(text, name, lines, hook="written.py"):
     """The page with the table between the comments that have its name."""
-    begin, end = f"<!-- {name}: python docs/hooks/written.py -->\n", f"\n<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: python docs/hooks/{hook} -->\n", f"\n<!-- end of {name} -->"
     before, rest = text.split(begin)
     return before + begin + "\n" + "\n".join(lines) + "\n" + rest[rest.index(end) :]
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from graphguard.errors import InternalError
 from graphguard.graph.agreement import disagreement, form, inconsistency, other_members, pairwise
-from graphguard.graph.alike import classes_of
+from graphguard.graph.alike import classes_of, joined
 from graphguard.graph.class_faults import left_over, stuck
 from graphguard.graph.collectives import MESSAGES, NEW_GROUP, WAIT
 from graphguard.graph.ir import Graph, Mesh, Node
 from graphguard.graph.matching import Joint, Mismatch, disagree, not_in_itself, to_itself
-from graphguard.graph.rank_class import Numbers, PerRank, RankClass, node_at
+from graphguard.graph.rank_class import Numbers, PerRank, RankClass, node_at, numbers_in
 from graphguard.graph.teams import Team, teams_of, ways_of
-from graphguard.graph.turns import Calls, Labels, Parting, Talk, numbers_in, talk_of
+from graphguard.graph.turns import Calls, Labels, Parting, Talk, talk_of
 from graphguard.graph.world import Meeting, Messages, Place, World
 
 _NEVER = 1 << 60  # a position that no class comes to
@@ -47,7 +47,16 @@ def join_classes(classes: Sequence[RankClass], mesh: Mesh) -> World:
 def world_of(joint: Joint, relations: Sequence[Graph], apart: bool = False) -> World:
     """Matched ranks as classes; or each rank as one of its own. What fits together rank by rank does so by classes."""
     mesh = joint.graphs[0].mesh or Mesh.of({"world": len(joint.graphs)})
-    world = join_classes(classes_of(joint.graphs, relations, apart), mesh)
+    return _fitting(join_classes(classes_of(joint.graphs, relations, apart), mesh))
+
+
+def rejoined(world: World) -> World:
+    """Matched classes, those in one that are alike now: what told them apart may only have built a module, and be dropped."""
+    fewer = joined(world.classes, exactly=True)
+    return world if len(fewer) == len(world.classes) else _fitting(join_classes(fewer, world.mesh))
+
+
+def _fitting(world: World) -> World:
     if world.findings:
         raise InternalError(f"ranks that fit together do not as classes: {world.findings[0].message}; please report it")
     return world

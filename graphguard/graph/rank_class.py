@@ -46,6 +46,11 @@ class PerRank:
         return PerRank, (self.numbers,)
 
 
+def numbers_in(arg: Any, lanes: int) -> Numbers:
+    """A number of a class, one per rank."""
+    return arg.numbers if type(arg) is PerRank else np.full(lanes, arg, dtype=np.int64)
+
+
 class Groups:
     """One group per rank: the members of all of them, a row each, and which row each rank's is."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphguard.graph.collectives import MESSAGES, NEW_GROUP, WAIT
 from graphguard.graph.ir import Node
-from graphguard.graph.rank_class import Groups, Numbers, PerRank, RankClass
+from graphguard.graph.rank_class import Groups, Numbers, RankClass, numbers_in
 
 _CHANNELS = 1 << 20
 _RANKS = 1 << 20
@@ -126,8 +126,3 @@ def talk_of(number: int, held: RankClass, labels: Labels) -> Talk:
         talk.calls[position] = calls, len(calls.positions)
         calls.positions.append(position)
     return talk
-
-
-def numbers_in(arg: Any, lanes: int) -> Numbers:
-    """A number of a class, one per rank."""
-    return arg.numbers if type(arg) is PerRank else np.full(lanes, arg, dtype=np.int64)

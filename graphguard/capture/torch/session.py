@@ -23,7 +23,7 @@ from graphguard.capture.torch.lanes.classes import ByClass, capture_classes
 from graphguard.capture.torch.program import Program
 from graphguard.capture.torch.relation.inputs import Input
 from graphguard.capture.torch.subject import Subject
-from graphguard.capture.torch.world.objects import ObjectExchange, ObjectsMissing, Sent
+from graphguard.capture.torch.world.objects import ObjectExchange, ObjectsMissing, Sent, same_objects
 from graphguard.errors import (
     CaptureError,
     GraphGuardError,
@@ -32,7 +32,7 @@ from graphguard.errors import (
     first_line,
 )
 from graphguard.graph import json as graph_json
-from graphguard.graph.class_matching import join_classes
+from graphguard.graph.class_matching import join_classes, rejoined
 from graphguard.graph.ir import Graph, Mesh, Source
 from graphguard.graph.matching import first_mismatch, join, made_by_some
 from graphguard.graph.prune import settled, settled_classes
@@ -130,7 +130,7 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
         return _of_ranks(sequential, [graphs[rank] for rank in range(mesh.size)])
     left_out = made_by_some([each.graph for each in by_class.classes])
     world = join_classes(by_class.classes, mesh)
-    captured = captured_by_classes(sequential, world if world.findings else settled_classes(world))
+    captured = captured_by_classes(sequential, world if world.findings else rejoined(settled_classes(world)))
     captured.assumptions = [] if left_out is None else [left_out]
     return captured
 
@@ -142,7 +142,7 @@ def _capture_each(
     subject: Subject, once: list[Take], options: _Options, by_class: ByClass | None = None
 ) -> dict[Take, _Answer]:
     """Every one of these, and again those that ask for what differs between processes."""
-    known: Sent = {}
+    known: Sent = {} if by_class is None else dict(by_class.sent)
     answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known, by_class)
     again = [Take(rank, 1) for rank, _ in once if answers[Take(rank)].asked and Take(rank, 1) not in answers]
     return answers | capture_takes(subject, again, *options, known) if again else answers
@@ -159,7 +159,7 @@ def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> d
         return {}
     for rank in witnesses:
         alone = answers[Take(rank)]
-        if alone.sent or not alone.as_its_class_says:
+        if not same_objects(alone.sent, by_class.sent_by(rank)) or not alone.as_its_class_says:
             by_class.give_up(f"rank {rank} alone is captured as another program")
             return {}
     return answers

@@ -59,11 +59,11 @@ class SourceTracker:
         """The source of the operation being dispatched, and whether it belongs to a backward pass."""
         node = torch._C._current_autograd_node()
         if node is None:
-            source = self._nearest()
+            source = self.nearest()
         else:
-            source = self._nearest(stop_at_engine=True)
+            source = self.nearest(stop_at_engine=True)
             if source is None:
-                source = self._by_sequence.get(node._sequence_nr()) or self._nearest()
+                source = self._by_sequence.get(node._sequence_nr()) or self.nearest()
                 self._last = source or self._last
                 return self._last, True
         if source is not None:
@@ -75,11 +75,11 @@ class SourceTracker:
 
     def expect_node(self) -> None:
         """A custom function is about to make its autograd node: its backward belongs to the line that applies it."""
-        source = self._nearest()
+        source = self.nearest()
         if source is not None:
             self._by_sequence[torch.autograd._get_sequence_nr()] = source
 
-    def _nearest(self, stop_at_engine: bool = False) -> Source | None:
+    def nearest(self, stop_at_engine: bool = False) -> Source | None:
         frame: FrameType | None = sys._getframe(2)
         found: list[FrameType] = []
         while frame is not None and len(found) < MOST_CALLERS:

@@ -32,6 +32,8 @@ class Holders:
         originals += [c10d.get_process_group_ranks, c10d.get_global_rank, c10d.get_group_rank]
         originals += [c10d.new_group, c10d.new_subgroups, c10d.new_subgroups_by_enumeration]
         originals.append(torch._C._to_dlpack)
+        megatron: Any = sys.modules.get("megatron.core.parallel_state")
+        originals += [] if megatron is None else [megatron.initialize_model_parallel]
         originals += [*ORIGINALS, _thread.start_new_thread]
         wanted = {id(original) for original in originals}
         self._found: dict[int, list[tuple[dict[str, Any], str]]] = {key: [] for key in wanted}
@@ -41,6 +43,10 @@ class Holders:
                 for name, item in list(names.items()):
                     if id(item) in wanted:
                         self._found[id(item)].append((names, name))
+
+    def __contains__(self, original: Any) -> bool:
+        """Whether it was there when the holders were looked for: what a program imports later was not."""
+        return id(original) in self._found
 
     def replace(self, original: Any, replacement: Any) -> None:
         for names, name in self._found[id(original)]:

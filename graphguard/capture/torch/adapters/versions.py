@@ -22,6 +22,10 @@ def check_version(recorder: Recorder, library: str) -> None:
         recorder.assume(statement)
 
 
+def is_tested(library: str) -> bool:
+    return _untested(library) is None
+
+
 def warn_of_versions() -> None:
     """Once, before the ranks are forked. What a program imports later is only in the assumptions."""
     for library, module in _MODULES.items():

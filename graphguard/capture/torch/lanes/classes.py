@@ -11,26 +11,32 @@ import numpy as np
 from graphguard.capture.torch import adapters
 from graphguard.capture.torch.isolate import run_isolated
 from graphguard.capture.torch.lanes.capture import ClassAnswer, record_class
-from graphguard.capture.torch.lanes.run import Numbers
+from graphguard.capture.torch.lanes.run import NotByClasses, Numbers
 from graphguard.capture.torch.subject import Subject
+from graphguard.capture.torch.world.objects import Sent, is_same_object
 from graphguard.errors import GraphGuardError, InternalError, first_line
+from graphguard.graph.alike import joined
 from graphguard.graph.ir import Graph
 from graphguard.graph.rank_class import RankClass, same_graph
 from graphguard.graph.wellformed import require_wellformed
 from graphguard.scope import known_lemmas
 
-_RUNS_OF_A_CLASS = 3  # itself, and two witnesses: with more classes than ranks by that, ranks are captured one by one
+_WITNESSES = 2  # of a class
 
 
 @dataclass
 class ByClass:
-    """why_not: why the ranks are captured one by one after all."""
+    """why_not: why the ranks are captured one by one after all. sent: the objects that ranks have sent."""
 
     classes: list[RankClass] = field(default_factory=list)
     why_not: str | None = None
+    sent: Sent = field(default_factory=dict)
 
     def give_up(self, reason: str) -> None:
         self.classes, self.why_not = [], reason
+
+    def sent_by(self, rank: int) -> Sent:
+        return {(key, sender): data for (key, sender), data in self.sent.items() if sender == rank}
 
     def at(self, rank: int) -> list[Graph]:
         """A rank's input relation and its program."""
@@ -48,43 +54,81 @@ def capture_classes(subject: Subject, use_cache: bool, workers: int | None) -> B
     """What is not expected of many ranks at once is told by `why_not`: a capture of each rank then says what is wrong."""
     if subject.opaque is None:
         subject = replace(subject, opaque=frozenset(known_lemmas()))
-    holders, world = adapters.Holders(), subject.mesh.size
-    found, waiting = ByClass(), [np.arange(world)]
-    while waiting:
-        if _RUNS_OF_A_CLASS * (len(found.classes) + len(waiting)) > world:
-            found.give_up(f"the ranks do at least {len(found.classes) + len(waiting)} different things")
-            return found
-        answers = _answers([(ranks, 0) for ranks in waiting], subject, holders, use_cache, workers)
-        made = [answer.found for answer in answers if answer.found is not None]
-        again = [each.ranks for answer, each in zip(answers, made, strict=False) if answer.asked]
-        others = _answers([(ranks, 1) for ranks in again], subject, holders, use_cache, workers)
-        why_not = next((answer.why_not for answer in (*answers, *others) if answer.why_not is not None), None)
-        if why_not is None and not all(any(_are_same(other.found, each) for each in made) for other in others):
-            why_not = "what differs between processes changes what the ranks do"
-        if why_not is not None:
-            found.give_up(why_not)
-            return found
-        found.classes += made
-        waiting = [ranks for answer in answers for split in answer.splits for ranks in split.ranks]
-    found.classes.sort(key=lambda each: int(each.ranks[0]))
-    held = np.sort(np.concatenate([each.ranks for each in found.classes]))
-    if not np.array_equal(held, np.arange(world)):
+    capturing = _Capturing(subject, use_cache, workers)
+    try:
+        capturing.run()
+    except NotByClasses as reason:
+        capturing.found.give_up(str(reason))
+        return capturing.found
+    held = np.sort(np.concatenate([each.ranks for each in capturing.found.classes]))
+    if not np.array_equal(held, np.arange(subject.mesh.size)):
         raise InternalError("the classes of ranks are no partition of them; please report it")
-    return found
+    return capturing.found
 
 
-def _answers(
-    runs: list[tuple[Numbers, int]], subject: Subject, holders: adapters.Holders, use_cache: bool, workers: int | None
-) -> list[ClassAnswer]:
-    def task(ranks: Numbers, turn: int) -> Callable[[], bytes]:
-        return lambda: pickle.dumps(record_class(subject, ranks, turn, holders, use_cache), pickle.HIGHEST_PROTOCOL)
+class _Capturing:
+    """All runs of a program by classes."""
 
-    results = dict(run_isolated([task(*each) for each in runs], workers))
-    answers = []
-    for _, result in sorted(results.items()):
-        failed = isinstance(result, GraphGuardError)
-        answers.append(ClassAnswer(why_not=first_line(result)) if failed else pickle.loads(result))  # type: ignore[arg-type]
-    return answers
+    def __init__(self, subject: Subject, use_cache: bool, workers: int | None):
+        self._subject, self._use_cache, self._workers = subject, use_cache, workers
+        self._holders = adapters.Holders()
+        self.found = ByClass()
+
+    def run(self) -> None:
+        waiting, ended = [np.arange(self._subject.mesh.size)], 0
+        while waiting:
+            if _is_too_much(ended + len(waiting), len(self.found.classes) or 1, self._subject.mesh.size):
+                raise NotByClasses(f"the ranks do at least {ended + len(waiting)} different things")
+            answers = self._answers([(ranks, 0) for ranks in waiting])
+            made = [answer.found for answer in answers if answer.found is not None]
+            self._require_stable([answer.found.ranks for answer in answers if answer.found is not None and answer.asked], made)
+            told = self._hear(answers)
+            left = [ranks for answer in answers for split in answer.splits for ranks in split.ranks]
+            lacking = [answer.lacking for answer in answers if answer.lacking is not None]
+            if lacking and not (told or made or left):
+                raise NotByClasses("ranks wait for objects that no rank sends")
+            ended += len(made)
+            self.found.classes = joined(sorted([*self.found.classes, *made], key=_first), exactly=True)
+            waiting = [*left, *lacking]
+
+    def _hear(self, answers: list[ClassAnswer]) -> bool:
+        """Whether objects were sent that were not known."""
+        before = len(self.found.sent)
+        for answer in answers:
+            for which, data in answer.sent.items():
+                if not is_same_object(self.found.sent.setdefault(which, data), data):
+                    raise NotByClasses("a rank sends other objects when it is run again")
+        return len(self.found.sent) > before
+
+    def _require_stable(self, again: list[Numbers], made: list[RankClass]) -> None:
+        """Classes that asked for what differs between processes are run once more, in another state."""
+        others = [answer.found for answer in self._answers([(ranks, 1) for ranks in again])]
+        if not all(any(_are_same(other, each) for each in made) for other in others):
+            raise NotByClasses("what differs between processes changes what the ranks do")
+
+    def _answers(self, runs: list[tuple[Numbers, int]]) -> list[ClassAnswer]:
+        def task(ranks: Numbers, turn: int) -> Callable[[], bytes]:
+            options = (self._holders, self.found.sent, self._use_cache)
+            return lambda: record_class(self._subject, ranks, turn, *options)
+
+        results = dict(run_isolated([task(*each) for each in runs], self._workers))
+        answers: list[ClassAnswer] = []
+        for _, result in sorted(results.items()):
+            if isinstance(result, GraphGuardError):
+                raise NotByClasses(first_line(result))
+            answers.append(pickle.loads(result))
+            if answers[-1].why_not is not None:
+                raise NotByClasses(answers[-1].why_not)
+        return answers
+
+
+def _is_too_much(runs: int, classes: int, world: int) -> bool:
+    """Whether it takes more processes than there are ranks."""
+    return runs + _WITNESSES * classes > world
+
+
+def _first(held: RankClass) -> int:
+    return int(held.ranks[0])
 
 
 def _are_same(one: RankClass | None, other: RankClass) -> bool:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -19,24 +23,25 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from graphguard.capture.torch.adapters.holders import Holders
-from graphguard.capture.torch.lanes.number import numbers_of, one_for_all, varies, varying
+from graphguard.capture.torch.lanes.number import numbers_of, one_for_all, settled, varies, varying
 from graphguard.capture.torch.lanes.run import NotByClasses, Numbers, current
 from graphguard.graph.rank_class import Groups, PerRank
 
-_RANK_NAMES = ("RANK", "LOCAL_RANK")  # of the environment
+Site = tuple[tuple[CodeType, int], ...]
+_RANK_NAMES = ("RANK", "LOCAL_RANK", b"RANK", b"LOCAL_RANK")  # of the environment
 
 
 class Team:
     """Groups of one size that do not overlap. What they are to lanes in none of them is not said."""
 
-    def __init__(self, members: Numbers, channels: Numbers):
+    def __init__(self, members: Numbers, channels: Sequence[int]):
         self.members = members
         world = max(int(members.max()), int(current().ranks.max())) + 1
         self._row, self._place = np.full(world, -1), np.full(world, -1)
         rows, places = np.indices(members.shape)
         self._row[members], self._place[members] = rows, places
         self.rows, self.places = self._row[current().ranks], self._place[current().ranks]
-        self.channels = channels[np.maximum(self.rows, 0)]
+        self.channels = np.array(channels)[np.maximum(self.rows, 0)]
 
     @property
     def size(self) -> int:
@@ -46,8 +51,8 @@ class Team:
         """The rank at a place of each lane's group."""
         return varying(self.members[self.rows, numbers_of(place)])
 
-    def ranks(self) -> list[Any]:
-        return [self.member(place) for place in range(self.size)]
+    def ranks(self) -> RankList:
+        return RankList(self.member(place) for place in range(self.size))
 
     def place_of(self, rank: Any) -> Any:
         ranks = current().over_lanes(numbers_of(rank))
@@ -56,6 +61,25 @@ class Team:
         if not current().forced(inside & (self._row[ranks] == self.rows), "a rank of a group"):
             raise ValueError(f"Global rank {rank} is not part of group")
         return varying(self._place[ranks])
+
+
+class RankList(list[Any]):
+    """The ranks of each lane's own group. Whether a rank is one of them is asked of all at once: one by one, each would split."""
+
+    def __contains__(self, rank: object) -> bool:
+        if not isinstance(rank, (int, torch.SymInt)):
+            return super().__contains__(rank)
+        return bool(current().forced(self._at(rank) >= 0, "membership of a group"))
+
+    def index(self, rank: Any, *bounds: Any) -> Any:
+        return super().index(rank, *bounds) if bounds or rank not in self else varying(self._at(rank))
+
+    def _at(self, rank: Any) -> Numbers:
+        """The place of a rank in each lane's list; -1 where it has none."""
+        places = np.full(len(current().ranks), -1)
+        for place, member in reversed(list(enumerate(self))):
+            places[current().over_lanes(numbers_of(member) == numbers_of(rank))] = place
+        return places
 
 
 class LaneGroup:
@@ -73,6 +97,12 @@ class LaneGroup:
     def __iter__(self) -> Iterator[Any]:
         raise NotByClasses("the ranks of a group are gone through")
 
+    def members_of(self, lane: int) -> tuple[int, ...]:
+        return tuple(self._team.members[self._team.rows[lane]].tolist())
+
+    def channel_of(self, lane: int) -> int:
+        return int(self._team.channels[lane])
+
     def member(self, number: Any) -> Any:
         run = current()
         numbers = run.over_lanes(numbers_of(number))
@@ -88,8 +118,9 @@ class Teams:
     def __init__(self) -> None:
         self._teams: dict[str, Team] = {}
         self._known: dict[str, LaneGroup] = {}
-        self._counts: dict[bytes, int] = {}  # of groups over the same ranks
+        self._counts: Counter[tuple[int, ...]] = Counter()  # of groups over the same ranks
         self._plainly = 0  # above zero, torch's own code runs as the witness alone
+        self._made: list[MadeGroup] = []  # groups, since the witness alone began to make some
 
     # ------------------------------------------------------------------ groups
     @contextlib.contextmanager
@@ -100,12 +131,10 @@ class Teams:
         finally:
             self._plainly -= 1
 
-    def register(self, name: str, members: Numbers) -> None:
-        counts = []
-        for row in members:
-            counts.append(self._counts.get(row.tobytes(), 0))
-            self._counts[row.tobytes()] = counts[-1] + 1
-        self._teams[name] = Team(np.ascontiguousarray(members), np.array(counts))
+    def _channel(self, ranks: Sequence[int]) -> int:
+        """Which of the groups over the same ranks a new one is."""
+        self._counts[tuple(ranks)] += 1
+        return self._counts[tuple(ranks)] - 1
 
     def of(self, group: Any) -> Team:
         group = c10d._get_default_group() if group is None else group
@@ -125,7 +154,8 @@ class Teams:
     # ------------------------------------------------------------------ what torch asks
     def install(self, holders: Holders) -> None:
         """Patches torch for the rest of this process, which is the witness's."""
-        self.register(c10d._get_default_group().group_name, np.arange(dist.get_world_size())[None])
+        world = range(dist.get_world_size())
+        self._teams[c10d._get_default_group().group_name] = Team(np.array([world]), [self._channel(world)])
         bare_rank, teams = ProcessGroup.rank, self
         ProcessGroup.rank = lambda self: (  # type: ignore[method-assign]
             bare_rank(self) if teams._plainly else varying(teams.of(self).places)
@@ -134,17 +164,21 @@ class Teams:
             (c10d.get_process_group_ranks, self._ranks),
             (c10d.get_global_rank, self._global_rank),
             (c10d.get_group_rank, self._group_rank),
-            (c10d.new_group, self._new_group),
             (c10d.new_subgroups, self._new_subgroups),
-            (c10d.new_subgroups_by_enumeration, self._new_subgroups_by_enumeration),
+            (c10d.new_subgroups_by_enumeration, self._new_subgroups),
         ):
             holders.replace(function, self._unless_plain(function, answer))
+        holders.replace(c10d.new_group, self._unless_plain(c10d.new_group, self._new_group, self._noted))
         self._install_meshes()
         self._install_environment()
 
-    def _unless_plain(self, bare: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    def _unless_plain(
+        self, bare: Callable[..., Any], answer: Callable[..., Any], plainly: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
-            return bare(*args, **kwargs) if self._plainly else answer(bare, *args, **kwargs)
+            if not self._plainly:
+                return answer(bare, *args, **kwargs)
+            return bare(*args, **kwargs) if plainly is None else plainly(bare, *args, **kwargs)
 
         return function
 
@@ -163,50 +197,65 @@ class Teams:
         return self.of(group).place_of(global_rank)
 
     # ------------------------------------------------------------------ new groups
+    def made_together(self, make: Callable[[], Any]) -> tuple[Any, list[MadeGroup]]:
+        """Run code of torch or of a library that makes groups and keeps those that it is in, as the witness. Then each lane has
+        its own of the groups that were made at one place. Lanes that are in none, or in one of another size, leave the run."""
+        with self.as_witness():
+            before, self._made = self._made, []
+            try:
+                result, made = make(), self._made
+            finally:
+                self._made = before
+        kinds: dict[Site, list[MadeGroup]] = {}
+        for group in made:
+            kinds.setdefault(group.site, []).append(group)
+        for groups in kinds.values():
+            self._share(groups)
+        return result, made
+
+    def _share(self, groups: list[MadeGroup]) -> None:
+        """One of these groups for each lane, under the name of the witness's."""
+        size_of = np.zeros(dist.get_world_size(), dtype=np.int64)
+        for group in groups:
+            if size_of[list(group.ranks)].any():
+                raise NotByClasses("groups that are made at one place and share ranks")
+            size_of[list(group.ranks)] = len(group.ranks)
+        size = current().forced(size_of[current().ranks], "membership of new groups")
+        alike = [group for group in groups if len(group.ranks) == size]
+        members = np.array([group.ranks for group in alike], dtype=np.int64)
+        for group in alike:
+            if group.name is not None:
+                self._teams[group.name] = Team(members, [each.channel for each in alike])
+
     def _new_group(self, bare: Callable[..., Any], ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """One group for all lanes. One that some lanes are in, and others are not, splits the run."""
-        run = current()
         if ranks is not None and any(varies(rank) for rank in ranks):
             raise NotByClasses("a group whose ranks depend on the rank that makes it")
-        with self.as_witness():
-            plain = None if ranks is None else [int(one_for_all(rank, "a new group")) for rank in ranks]
-            members = np.arange(dist.get_world_size()) if plain is None else np.array(sorted(plain), dtype=np.int64)
-            inside = run.forced(np.isin(run.ranks, members), "membership of a new group")
-            group = bare(plain, *args, **kwargs)
-        if inside and group.group_name not in self._teams:
-            self.register(group.group_name, members[None])
+        plain = None if ranks is None else [int(one_for_all(rank, "a new group")) for rank in ranks]
+        return self.made_together(lambda: self._noted(bare, plain, *args, **kwargs))[0]
+
+    def _noted(self, bare: Callable[..., Any], ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """A group that is made as the witness."""
+        group = bare(ranks, *args, **kwargs)
+        members = range(dist.get_world_size()) if ranks is None else sorted(ranks)
+        name = group.group_name if isinstance(group, ProcessGroup) else None
+        if name not in self._teams:
+            self._made.append(MadeGroup(_site(), tuple(members), self._channel(members), name))
         return group
 
-    def _new_subgroups(self, bare: Callable[..., Any], group_size: Any = None, *args: Any, **kwargs: Any) -> Any:
-        raise NotByClasses("dist.new_subgroups")
-
-    def _new_subgroups_by_enumeration(
-        self, bare: Callable[..., Any], rows: Sequence[Sequence[int]], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Each lane is in one of the groups; those of others are of no use to it."""
-        if len({len(row) for row in rows}) != 1:
-            raise NotByClasses("groups of several sizes")
-        members = np.array([sorted(one_for_all(list(row), "a new group")) for row in rows], dtype=np.int64)
-        if not current().forced(np.isin(current().ranks, members), "membership of new groups"):
-            raise NotByClasses("groups that leave out ranks")
-        with self.as_witness():
-            own, groups = bare(rows, *args, **kwargs)
-        self.register(own.group_name, members)
-        return own, [own if group is own else _OfOthers() for group in groups]
+    def _new_subgroups(self, bare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = one_for_all(args, "new groups"), {name: one_for_all(arg, name) for name, arg in kwargs.items()}
+        (own, groups), made = self.made_together(lambda: bare(*args, **kwargs))
+        row_of = np.full(dist.get_world_size(), -1)
+        for row, group in enumerate(made):
+            row_of[list(group.ranks)] = row
+        return own, _Subgroups(own, groups, row_of[current().ranks])
 
     def _install_meshes(self) -> None:
         bare_init, bare_one = DeviceMesh.__init__, DeviceMesh._init_one_process_group
         teams = self
 
-        def init_one(sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Any) -> Any:
-            from torch.distributed._mesh_layout import _MeshLayout
-
-            with teams.as_witness():
-                name = bare_one(sub_layout, rank_map, dim_name, backend_override)
-                members = _MeshLayout([sub_layout]).remap_to_tensor(rank_map).numpy().astype(np.int64)
-            if name is not None and name not in teams._teams:
-                teams.register(name, members)
-            return name
+        def init_one(*args: Any) -> Any:
+            return teams.made_together(lambda: bare_one(*args))[0]
 
         def init(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
             with teams.as_witness():
@@ -243,18 +292,50 @@ class Teams:
         bare = type(os.environ).__getitem__
 
         def getitem(environ: Any, key: Any) -> Any:
-            if key in _RANK_NAMES and environ is os.environ and not self._plainly:
-                return str(current().forced(current().ranks, f"the variable {key}"))
+            if key in _RANK_NAMES and not self._plainly:
+                rank = str(current().forced(current().ranks, "a rank of the environment"))
+                return rank if isinstance(key, str) else rank.encode()
             return bare(environ, key)
 
         type(os.environ).__getitem__ = getitem  # type: ignore[method-assign]
 
 
-class _OfOthers:
-    """A group of other ranks, which means another thing in each lane."""
+class _Subgroups(list[Any]):
+    """Groups that do not overlap, of which each lane is in one: whoever takes any of them is in the same one as all others."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise NotByClasses("a group of other ranks is used")
+    def __init__(self, own: Any, groups: Sequence[Any], rows: Numbers):
+        super().__init__(groups)
+        self._own, self._rows = own, rows
+
+    def __getitem__(self, index: Any) -> Any:
+        if varies(index) and bool((numbers_of(index) == self._rows)[current().active].all()):
+            return self._own
+        current().forced(self._rows, "one of the new groups")
+        return super().__getitem__(settled(index))
+
+    def __iter__(self) -> Iterator[Any]:
+        current().forced(self._rows, "one of the new groups")
+        return super().__iter__()
+
+
+@dataclass(frozen=True)
+class MadeGroup:
+    """A group that was made as the witness: where, and how it is called there if the witness is in it."""
+
+    site: Site
+    ranks: tuple[int, ...]
+    channel: int
+    name: str | None
+
+
+def _site() -> Site:
+    """The lines that are being executed, from where groups are made together."""
+    frame: FrameType | None = sys._getframe(2)
+    lines = []
+    while frame is not None and frame.f_code is not Teams.made_together.__code__:
+        lines.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)
 
 
 def _places(full: Numbers, first: int = 1) -> list[Numbers]:

@@ -1,8 +1,7 @@
-"""What torch's own libraries and megatron-core do with ranks in Python, for many ranks at once."""
+"""What torch's own libraries do with ranks in Python, for many ranks at once."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from graphguard.capture.torch.lanes.groups import Teams
 from graphguard.capture.torch.lanes.number import settled, varies
 from graphguard.capture.torch.lanes.parts import NumberList, Parts
 from graphguard.capture.torch.lanes.recorder import LaneRecorder
-from graphguard.capture.torch.lanes.run import NotByClasses
 from graphguard.capture.torch.world.collectives import communicate, work_handle
 
 
@@ -59,7 +57,16 @@ def adjust_dtensor() -> None:
     Shard._split_tensor_helper, Shard._select_split_tensor = staticmethod(split), select
 
 
-def refuse_megatron() -> None:
-    """megatron-core goes through the lists of all groups of a kind and keeps the one that it is in."""
-    if "megatron.core.parallel_state" in sys.modules:
-        raise NotByClasses("megatron-core makes its groups one by one")
+def adjust_fsdp() -> None:
+    """fully_shard takes its own of the parts of each parameter, which some of its modules know by name."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param
+
+    bare = _fsdp_common._chunk_with_empty
+
+    def chunk(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+        with torch.no_grad():  # it makes parameters of them, or asks for their sizes
+            return Parts.of(bare(tensor, num_chunks, dim), tensor, dim)
+
+    for module in (_fsdp_collectives, _fsdp_common, _fsdp_param):
+        if getattr(module, "_chunk_with_empty", None) is bare:
+            module._chunk_with_empty = chunk  # type: ignore[attr-defined]

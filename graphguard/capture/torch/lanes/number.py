@@ -7,7 +7,9 @@ which answers if all lanes agree, and splits the run if they do not.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.fx.experimental._constant_symnode import ConstantIntNode
 from graphguard.capture.torch.lanes.run import Numbers, current
 
 _LARGEST = 1 << 62
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def varying(numbers: Numbers) -> Any:
@@ -250,6 +253,17 @@ def _attribute(bare: Any) -> Any:
     return method
 
 
+def _with_class(bare: Any) -> Any:
+    """`isinstance` asks for it, and gets what it gets of a rank that is one. torch itself knows such numbers."""
+
+    def method(self: Any, name: str) -> Any:
+        if name == "__class__" and _is_of_lanes(self) and not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+            return int
+        return bare(self, name)
+
+    return method
+
+
 _METHODS: dict[str, Callable[[Any], Any]] = {
     "__hash__": _once_plain(hash, "a key"),
     "__repr__": _once_plain(repr, "a text"),
@@ -260,6 +274,7 @@ _METHODS: dict[str, Callable[[Any], Any]] = {
     "__divmod__": lambda bare: lambda self, other: (self // other, self % other),
     "__rdivmod__": lambda bare: lambda self, other: (other // self, other % self),
     "__getattr__": _attribute,
+    "__getattribute__": _with_class,
 }
 
 

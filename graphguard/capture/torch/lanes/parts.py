@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from graphguard.capture.torch.lanes.number import numbers_of, settled, varies, varying
 from graphguard.capture.torch.lanes.run import Numbers, current
+from graphguard.capture.torch.sources import SourceTracker
+from graphguard.graph.ir import Source
 
 
 class Parts(tuple[torch.Tensor, ...]):
@@ -18,27 +21,51 @@ class Parts(tuple[torch.Tensor, ...]):
     whole: torch.Tensor
     dim: int
     drops: bool  # whether a part has the dim no more
+    has_gradient: bool
+    source: Source | None  # where the parts were made, which is the line of each of them
 
     @staticmethod
     def of(parts: Any, whole: torch.Tensor, dim: int, drops: bool = False) -> Parts:
         made = Parts(parts)
-        made.whole, made.dim, made.drops = whole, dim, drops
+        made.whole, made.dim, made.drops, made.source = whole, dim, drops, SourceTracker().nearest()
+        made.has_gradient = torch.is_grad_enabled() and whole.requires_grad
         return made
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is slice and varies(index.start) and index.stop is None and isinstance(index.step, int):
+        if type(index) is slice and varies(index.start) and index.stop is None and type(index.step) is int:
             start = numbers_of(index.start)  # every so many-th from there on
             count = current().forced(-((start - len(self)) // index.step), "the number of parts")
             return tuple(self[varying(start + place * index.step)] for place in range(count))
         if not varies(index):
             return super().__getitem__(settled(index))
         places = _inside(numbers_of(index), len(self))
-        if self.drops:
-            return self.whole.select(self.dim, varying(places))
-        sizes = np.array([part.shape[self.dim] for part in self])
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        size = current().forced(sizes[places], "the size of a part")
-        return self.whole.narrow(self.dim, varying(starts[places]), size)
+        if self.has_gradient:  # whose gradients are put together in the order of the parts
+            return super().__getitem__(current().forced(places, "a part with a gradient"))
+        with _at(self.source):
+            if self.drops:
+                return self.whole.select(self.dim, varying(places))
+            sizes = np.array([part.shape[self.dim] for part in self])
+            starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+            size = current().forced(sizes[places], "the size of a part")
+            return self.whole.narrow(self.dim, varying(starts[places]), size)
+
+
+class PartSources(SourceTracker):
+    """Which line an operation comes from; a part that is taken comes from where all of them were made."""
+
+    taken_at: ClassVar[Source | None] = None  # of this process
+
+    def nearest(self, stop_at_engine: bool = False) -> Source | None:
+        return PartSources.taken_at or super().nearest(stop_at_engine)
+
+
+@contextlib.contextmanager
+def _at(source: Source | None) -> Iterator[None]:
+    PartSources.taken_at = source
+    try:
+        yield
+    finally:
+        PartSources.taken_at = None
 
 
 class NumberList(list[Any]):

@@ -12,6 +12,7 @@ from graphguard.aten.kernels import Kernels, Lookup
 from graphguard.aten.operators import Operator
 from graphguard.capture.torch.lanes.groups import Teams
 from graphguard.capture.torch.lanes.number import has_lanes, numbers_of, one_for_all, settled, varies
+from graphguard.capture.torch.lanes.parts import PartSources
 from graphguard.capture.torch.lanes.run import Numbers, current
 from graphguard.capture.torch.record.aliasing import AliasTable, Cell, Geometry, Storage
 from graphguard.capture.torch.record.invocation import Invocation
@@ -80,6 +81,7 @@ class LaneRecorder(Recorder):
     def __init__(self, graph: Graph, teams: Teams, **options: Any):
         super().__init__(graph, **options)
         self._teams = teams
+        self.sources = PartSources()
 
     def number(self, number: Any) -> Any:
         number = settled(number)

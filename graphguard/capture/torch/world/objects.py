@@ -48,6 +48,15 @@ def _dump(item: object) -> bytes:
     return buffer.getvalue()
 
 
+def is_same_object(one: bytes, other: bytes) -> bool:
+    """Whether two pickles are of equal objects. What numbers of lanes are pickled as is another way to write an int."""
+    return one == other or pickle.dumps(pickle.loads(one)) == pickle.dumps(pickle.loads(other))
+
+
+def same_objects(one: Sent, other: Sent) -> bool:
+    return one.keys() == other.keys() and all(is_same_object(data, other[which]) for which, data in one.items())
+
+
 class ObjectExchange:
     """Replaces torch.distributed's object collectives. `known` holds what ranks sent in earlier attempts; `recorder` is set
     when the recording of a rank is prepared."""
@@ -57,7 +66,7 @@ class ObjectExchange:
     def __init__(self, known: Sent):
         self.sent: Sent = {}
         self._known = known
-        self._turns: Counter[Key] = Counter()
+        self._turns: Counter[tuple[int, Key]] = Counter()
 
     # ------------------------------------------------------------------ what torch.distributed offers
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -65,7 +74,7 @@ class ObjectExchange:
         if ranks is not None:
             key = self._meet("all_gather_object", ranks)
             self._give(key, obj)
-            object_list[: len(ranks)] = [self._take(key, rank) for rank in ranks]
+            object_list[: len(ranks)] = self._take_all(key, ranks)
 
     def broadcast_object_list(
         self, object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
@@ -74,12 +83,12 @@ class ObjectExchange:
         ranks = self._members("broadcast_object_list", group)
         if ranks is None:
             return
-        root = _root(ranks, group, src, group_src)
+        root = _root(group, src, group_src)
         key = self._meet("broadcast_object_list", ranks, root)
-        if dist.get_rank() == root:
+        if dist.get_rank(group) == root:
             self._give(key, object_list)
         else:
-            self._fill(object_list, self._take(key, root))
+            self._fill(object_list, self._take(key, ranks.member(root)))
 
     def gather_object(
         self, obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
@@ -88,13 +97,13 @@ class ObjectExchange:
         ranks = self._members("gather_object", group)
         if ranks is None:
             return
-        root = _root(ranks, group, dst, group_dst)
-        is_root = dist.get_rank() == root
-        c10d._validate_output_list_for_rank(dist.get_rank(), root, object_gather_list)
+        root = _root(group, dst, group_dst)
+        is_root = dist.get_rank(group) == root
+        c10d._validate_output_list_for_rank(dist.get_rank(group), root, object_gather_list)
         key = self._meet("gather_object", ranks, root)
         self._give(key, obj)
         if is_root and object_gather_list is not None:
-            object_gather_list[: len(ranks)] = [self._take(key, rank) for rank in ranks]
+            object_gather_list[: len(ranks)] = self._take_all(key, ranks)
 
     def scatter_object_list(
         self, scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
@@ -103,13 +112,13 @@ class ObjectExchange:
         ranks = self._members("scatter_object_list", group)
         if ranks is None:
             return
-        root = _root(ranks, group, src, group_src)
+        root = _root(group, src, group_src)
         key = self._meet("scatter_object_list", ranks, root)
-        if dist.get_rank() == root:
+        if dist.get_rank(group) == root:
             if scatter_object_input_list is None or len(scatter_object_input_list) != len(ranks):
                 raise ValueError(f"scatter_object_list needs one object for each of the {len(ranks)} ranks of its group")
             self._give(key, scatter_object_input_list)
-        scatter_object_output_list[0] = self._take(key, root)[ranks.index(dist.get_rank())]
+        scatter_object_output_list[0] = self._take(key, ranks.member(root))[dist.get_rank(group)]
 
     def send_object_list(
         self, object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
@@ -118,11 +127,11 @@ class ObjectExchange:
         ranks = self._members("send_object_list", group)
         if ranks is None:
             return
-        peer = _world_rank(ranks, group, dst, group_dst)
+        peer = ranks.member(_place(group, dst, group_dst))
         self.recorder.locate()
         token = torch.zeros(1, dtype=torch.uint8)
         wait(self.recorder, communicate(self.recorder, "dist.send", ranks, token, [], peer=peer, tag=0))
-        self._give(self._key("send_object_list", tuple(ranks), ranks.channel, dist.get_rank(), peer), object_list)
+        self._give(self._key("send_object_list", ranks, peer, sends=True), object_list)
 
     def recv_object_list(
         self, object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
@@ -131,13 +140,13 @@ class ObjectExchange:
         ranks = self._members("recv_object_list", group)
         if ranks is None:
             return -1
-        peer = _world_rank(ranks, group, src, group_src)
+        place = _place(group, src, group_src)
+        peer = ranks.member(place)
         self.recorder.locate()
         token = torch.zeros(1, dtype=torch.uint8)
         wait(self.recorder, communicate(self.recorder, "dist.recv", ranks, [], [token], peer=peer, tag=0))
-        key = self._key("send_object_list", tuple(ranks), ranks.channel, peer, dist.get_rank())
-        self._fill(object_list, self._take(key, peer))
-        return peer
+        self._fill(object_list, self._take(self._key("send_object_list", ranks, peer), peer))
+        return dist.get_global_rank(group or dist.group.WORLD, place)
 
     # ------------------------------------------------------------------ how
     @staticmethod
@@ -148,27 +157,40 @@ class ObjectExchange:
             return None
         return group_of(group or dist.group.WORLD)
 
-    def _meet(self, kind: str, ranks: Group, root: int | None = None) -> Key:
+    def _meet(self, kind: str, ranks: Group, root: int | None = None) -> Any:
         """The ranks of the group wait for each other, as in torch, where tensors carry the objects."""
-        meet(self.recorder, ranks, kind, **({} if root is None else {"root": root}))
-        return self._key(kind, tuple(ranks), ranks.channel)
+        meet(self.recorder, ranks, kind, **({} if root is None else {"root": ranks.member(root)}))
+        return self._key(kind, ranks)
 
-    def _key(self, kind: str, *channel: object) -> Key:
-        key = (kind, *channel)
-        self._turns[key] += 1
-        return (*key, self._turns[key])
+    def _key(self, kind: str, ranks: Group, peer: int | None = None, sends: bool = False) -> Any:
+        """What this exchange is called by all ranks that take part, and by no other."""
+        return self._next((kind, tuple(ranks), ranks.channel, *ends(dist.get_rank(), peer, sends)))
 
-    def _take(self, key: Key, rank: int) -> Any:
-        data = self.sent.get((key, rank)) or self._known.get((key, rank))
+    def _next(self, key: Key, lane: int = 0) -> Key:
+        """Exchanges of one key have turns, which each rank counts for itself."""
+        self._turns[lane, key] += 1
+        return (*key, self._turns[lane, key])
+
+    def _take_all(self, key: Any, ranks: Group) -> list[Any]:
+        return [self._take(key, ranks.member(place)) for place in range(len(ranks))]
+
+    def _take(self, key: Any, rank: int) -> Any:
+        data = self._data(key, rank)
         if data is None:
             raise ObjectsMissing
         return pickle.loads(data)
 
-    def _give(self, key: Key, item: object) -> None:
+    def _data(self, key: Key, rank: int) -> bytes | None:
+        return self.sent.get((key, rank)) or self._known.get((key, rank))
+
+    def _give(self, key: Any, item: object) -> None:
         try:
-            self.sent[key, dist.get_rank()] = _dump(item)
+            self._keep(key, _dump(item))
         except CaptureError as error:
             raise self.recorder.failed(error) from None
+
+    def _keep(self, key: Any, data: bytes) -> None:
+        self.sent[key, dist.get_rank()] = data
 
     def _fill(self, object_list: list[Any], taken: list[Any]) -> None:
         if len(object_list) != len(taken):
@@ -177,13 +199,17 @@ class ObjectExchange:
         object_list[:] = taken
 
 
-def _root(ranks: Group, group: Any, of_world: int | None, of_group: int | None) -> int:
-    """The root as a rank of the world; left out, it is rank 0 of the world."""
+def ends(rank: int, peer: int | None, sends: bool) -> tuple[int, ...]:
+    """Of a message, the sender and the receiver."""
+    return () if peer is None else (rank, peer) if sends else (peer, rank)
+
+
+def _root(group: Any, of_world: int | None, of_group: int | None) -> int:
+    """The place of the root in the group; left out, it is that of rank 0 of the world."""
     if of_world is None and of_group is None:
         of_world = 0
-    return _world_rank(ranks, group, of_world, of_group)
+    return _place(group, of_world, of_group)
 
 
-def _world_rank(ranks: Group, group: Any, of_world: int | None, of_group: int | None) -> int:
-    index: int = c10d._canonicalize_group_rank(group or dist.group.WORLD, of_world, of_group)
-    return ranks[index]
+def _place(group: Any, of_world: int | None, of_group: int | None) -> int:
+    return c10d._canonicalize_group_rank(group or dist.group.WORLD, of_world, of_group)
