@@ -110,8 +110,8 @@ def _graph(graph: Graph) -> str:
     for node in graph.nodes:
         if not node.op.startswith(_KNOWN) and node.op not in _OWN:
             raise UnkeptError(f"{node.op} is an operator of yours, whose content cannot be told")
-    apart = {value.id: plain(each) for value, each in graph.constants.items() if type(each) is Each}
-    alike = replace(graph, constants={value: each for value, each in graph.constants.items() if type(each) is not Each})
+    apart = {value.id: plain(each) for value, each in graph.constants.items() if isinstance(each, Each)}
+    alike = replace(graph, constants={value: each for value, each in graph.constants.items() if not isinstance(each, Each)})
     text = json.dumps([graph.built, apart, graph_json.to_plain(alike)], default=plain)
     return sha256(text.encode()).hexdigest()
 

@@ -43,9 +43,7 @@ class ClassAnswer:
     lacking: Numbers | None = None
 
 
-def record_class(
-    subject: Subject, ranks: Numbers, turn: int, holders: adapters.Holders, known: Sent, use_cache: bool
-) -> bytes:
+def record_class(subject: Subject, ranks: Numbers, turn: int, holders: adapters.Holders, known: Sent, use_cache: bool) -> bytes:
     """In a process of its own: the program, for as many of these ranks as do the same. A pickle of the answer, in which no
     number may vary any more."""
     run, objects = begin(ranks), LaneObjects(known)
