@@ -80,7 +80,7 @@ class ModelProgram:
                 recorder.rename_as_input(PARAMETERS + name, _local(parameter.detach()))
                 layout = _layout(recorder, parameter) if isinstance(parameter, DTensor) else layout_by_marks(parameter)
                 if layout is not None:
-                    ranks = tuple(recorder.number(rank) for rank in layout.mesh_ranks)
+                    ranks: tuple[Any, ...] = tuple(recorder.number(rank) for rank in layout.mesh_ranks)
                     recorder.graph.input_layouts[PARAMETERS + name] = layout._replace(mesh_ranks=ranks)
             outputs = self.step(module, **inputs)
         recorder.graph.built = construction

@@ -23,7 +23,7 @@ from graphguard.graph.collectives import COLLECTIVES, Count, Meanings
 from graphguard.graph.dtypes import is_narrow
 from graphguard.graph.ir import Node
 from graphguard.graph.ir import Value as Tensor
-from graphguard.graph.turns import numbers_in
+from graphguard.graph.rank_class import numbers_in
 from graphguard.graph.world import Meeting, Messages, Place, World
 
 Members = np.ndarray[Any, np.dtype[Any]]  # ranks, a row for each group

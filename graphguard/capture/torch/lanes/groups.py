@@ -64,7 +64,7 @@ class Team:
 
 
 class RankList(list[Any]):
-    """The ranks of each lane's own group. Whether a rank is one of them is asked of all at once: one by one, each would split."""
+    """The ranks of each lane's own group. Whether a rank is one of them is asked of all at once: each by itself would split."""
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, (int, torch.SymInt)):

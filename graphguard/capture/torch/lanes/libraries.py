@@ -69,4 +69,4 @@ def adjust_fsdp() -> None:
 
     for module in (_fsdp_collectives, _fsdp_common, _fsdp_param):
         if getattr(module, "_chunk_with_empty", None) is bare:
-            module._chunk_with_empty = chunk  # type: ignore[attr-defined]
+            module._chunk_with_empty = chunk

@@ -27,7 +27,8 @@ class Parts(tuple[torch.Tensor, ...]):
     @staticmethod
     def of(parts: Any, whole: torch.Tensor, dim: int, drops: bool = False) -> Parts:
         made = Parts(parts)
-        made.whole, made.dim, made.drops, made.source = whole, dim, drops, SourceTracker().nearest()
+        in_backward = torch._C._current_autograd_node() is not None
+        made.whole, made.dim, made.drops, made.source = whole, dim, drops, SourceTracker().nearest(in_backward)
         made.has_gradient = torch.is_grad_enabled() and whole.requires_grad
         return made
 

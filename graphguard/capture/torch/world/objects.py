@@ -146,7 +146,8 @@ class ObjectExchange:
         token = torch.zeros(1, dtype=torch.uint8)
         wait(self.recorder, communicate(self.recorder, "dist.recv", ranks, [], [token], peer=peer, tag=0))
         self._fill(object_list, self._take(self._key("send_object_list", ranks, peer), peer))
-        return dist.get_global_rank(group or dist.group.WORLD, place)
+        rank: int = dist.get_global_rank(group or dist.group.WORLD, place)
+        return rank
 
     # ------------------------------------------------------------------ how
     @staticmethod
@@ -212,4 +213,5 @@ def _root(group: Any, of_world: int | None, of_group: int | None) -> int:
 
 
 def _place(group: Any, of_world: int | None, of_group: int | None) -> int:
-    return c10d._canonicalize_group_rank(group or dist.group.WORLD, of_world, of_group)
+    place: int = c10d._canonicalize_group_rank(group or dist.group.WORLD, of_world, of_group)
+    return place
