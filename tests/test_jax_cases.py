@@ -40,10 +40,11 @@ def test_verdict(case):
 
 
 # ---------------------------------------------------------------------- against XLA
-def drawn(argument, rng, high):
+def drawn(argument, rng, low, high):
     if np.dtype(argument.dtype).kind in "iu":
-        return rng.integers(0, high, argument.shape).astype(argument.dtype)
-    return rng.standard_normal(argument.shape).astype(argument.dtype)
+        return rng.integers(low or 0, high or 64, argument.shape).astype(argument.dtype)
+    made = rng.standard_normal(argument.shape).astype(argument.dtype)
+    return made if low is None else low + np.abs(made)
 
 
 def captured(case):
@@ -72,7 +73,7 @@ def assert_close(got, wanted):
 def test_xla_computes_what_the_graphs_say(case):
     rng = np.random.default_rng(0)
     arguments = arguments_of(case.sequential, case.args)
-    data = [drawn(each, rng, case.ranges.get(each.name, (0, 64))[1]) for each in arguments]
+    data = [drawn(each, rng, *case.ranges.get(each.name, (None, None))) for each in arguments]
     given = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(case.args), data)
     graphs, placements = captured(case)
     inputs = {each.name: torch.from_numpy(x.astype(in_graph(each.dtype))) for each, x in zip(arguments, data, strict=True)}

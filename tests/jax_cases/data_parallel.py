@@ -22,8 +22,8 @@ def data_parallel(reduced, check_vma=True):
     @partial(shard_map, mesh=mesh_of(DP), in_specs=(P("dp"), P("dp"), P()), out_specs=(P(), P()), check_vma=check_vma)
     def step(x, y, w):
         w = lax.pcast(w, ("dp",), to="varying") if check_vma and reduced else w
-        loss, g = jax.value_and_grad(mse, argnums=2)(x, y, w)
-        return lax.pmean(loss, "dp"), reduced(g) if reduced else g  # fault: not a mean
+        loss, g = jax.value_and_grad(mse, argnums=2)(x, y, w)  # fault: not a mean
+        return lax.pmean(loss, "dp"), reduced(g) if reduced else g
 
     return step
 
@@ -105,6 +105,7 @@ def total(grads):
 
 
 STEP_ARGS = (PARAMS, jax.eval_shape(ADAMW.init, PARAMS), S(16, 8), S(16, 4))
+MOMENTS = {f"state.1.0.nu.{name}": (0, None) for name in PARAMS}
 
 
 # ---------------------------------------------------------------------- dropout
@@ -143,8 +144,8 @@ ALL = [
         FSDP_ARGS,
     ),
     Case("fsdp x tp, other axis", regression, fsdp("fsdp"), FSDP, FSDP_ARGS, expect="refuted", fault="other axis"),
-    Case("adamw with clipping", train_step, split_step(mean), DP, STEP_ARGS),
-    Case("adamw of a sum", train_step, split_step(total), DP, STEP_ARGS, expect="refuted", fault="not averaged"),
+    Case("adamw with clipping", train_step, split_step(mean), DP, STEP_ARGS, MOMENTS),
+    Case("adamw of a sum", train_step, split_step(total), DP, STEP_ARGS, MOMENTS, expect="refuted", fault="not averaged"),
     Case("dropout of one key", dropped, split_dropout(lambda key: key), {"tp": 2}, KEY_ARGS),
     Case("dropout of a key per rank", dropped, split_dropout(own_key), {"tp": 2}, KEY_ARGS, expect="refuted"),
 ]

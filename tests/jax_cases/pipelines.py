@@ -76,7 +76,7 @@ LAYERS = {"n1": P(), "n2": P(), "o": ROW, "d": ROW} | dict.fromkeys(("q", "k", "
 
 def tp_decoder(n=4, heads=8, kv=4, d=4, reduced=lambda y: lax.psum(y, "tp"), **more):
     own = partial(decoder, heads=heads // n, kv=kv // n, d=d, reduced=reduced, **more)
-    return shard_map(own, mesh=mesh_of({"tp": n}), in_specs=(LAYERS, P()), out_specs=P(), check_vma=False)
+    return shard_map(own, mesh=mesh_of({"tp": n}), in_specs=(LAYERS, P()), out_specs=P())
 
 
 def twice(y):

@@ -54,7 +54,8 @@ def binary(low: Lowering, equation: Any, a: Any, b: Any) -> Value:
     x, y = low.tensor(a), low.scalar(b)
     if "." not in op:
         op += ".Tensor" if isinstance(y, Value) else ".Scalar"
-    return low.wrapped(_spread(low, low.build.aten(op, x, y), equation), _dtype(equation))
+    made = _spread(low, low.build.aten(op, x, y), equation)
+    return made if name in ("and", "or", "xor") else low.wrapped(made, _dtype(equation))
 
 
 @rule(*_SWAPPED)
@@ -218,7 +219,7 @@ def converted(low: Lowering, equation: Any, x: Any) -> Any:
     x = low.tensor(x)
     if is_unsigned(after):
         whole = low.cast(x, "int64")
-        return whole if before == bool else low.wrapped(whole, after)
+        return whole if str(before) == "bool" else low.wrapped(whole, after)
     if is_unsigned(before) and is_whole(after) and str(after) != "int64":
         return low.cast(_signed(low, x), in_graph(after))
     return low.cast(x, in_graph(after))

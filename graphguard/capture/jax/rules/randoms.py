@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from graphguard.capture.jax.dtypes import MASK
 from graphguard.capture.jax.known import Known
 from graphguard.capture.jax.lowering import Lowering, rule
 from graphguard.errors import CaptureError
@@ -54,6 +56,17 @@ def threefry(low: Lowering, equation: Any, *operands: Any) -> list[Any]:
     shapes = tuple(jax.ShapeDtypeStruct(each.aval.shape, np.uint32) for each in equation.invars)
     rounds = _traced(_threefry2x32_lowering, shapes)
     return low.run(rounds.jaxpr, rounds.consts, operands)
+
+
+@rule("iota_2x32_shape")
+def counted(low: Lowering, equation: Any) -> list[Any]:
+    """The elements of a shape, counted in row-major order by two numbers of 32 bits."""
+    shape = list(equation.params["shape"])
+    count = math.prod(shape)
+    if count > MASK:
+        raise CaptureError("so many random numbers have no exact graph yet")
+    zero = Known(np.zeros(1, dtype=np.int64))
+    return [low.full(shape, zero), low.view(low.build.aten("arange", count, dtype="int64"), shape)]
 
 
 @lru_cache(maxsize=64)
