@@ -215,7 +215,7 @@ sample(
 # masks
 sample(
     "comparisons",
-    lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y, x < 0, x > 0, x <= 0.5, x >= -0.5, x == 0, x != 0, x < 1, x > 0.25, x != 0.25),
+    lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y, x < 0, x > 0, x <= 0.5, x >= -0.5, x == 0, x != 0, x < 1, x > 0.25, x != 0.25),  # fmt: skip
     x=X(6, 4),
     y=X(4),
 )

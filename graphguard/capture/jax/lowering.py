@@ -132,7 +132,9 @@ class Lowering:
         if tuple(result.shape) != shape:
             raise CaptureError(f"GraphGuard made {tuple(result.shape)} of what is {shape}; please report it")
         if isinstance(result, Value) and result.dtype != in_graph(aval.dtype):
-            return self.build.aten("_to_copy", result, dtype=in_graph(aval.dtype))
+            result = self.build.aten("_to_copy", result, dtype=in_graph(aval.dtype))
+        if isinstance(result, Value) and is_unsigned(aval.dtype):
+            self.intervals.say(result, 0, MASK)
         return result
 
     # ------------------------------------------------------------------ what is known

@@ -274,6 +274,8 @@ def bits(low: Lowering, equation: Any, x: Any) -> Value:
 @rule("shift_left", "shift_right_logical", "shift_right_arithmetic")
 def shifted(low: Lowering, equation: Any, x: Any, by: Any) -> Value:
     name, dtype = equation.primitive.name, _dtype(equation)
+    if name != "shift_right_arithmetic" and str(dtype) in ("uint32", "int32") and isinstance(by, Known) and bool((by.array >= 32).all()):
+        return low.full(_shape(equation), Known(np.zeros(1, dtype=in_graph(dtype))))
     if not isinstance(by, Known) or not by.is_same or not bool(((by.array >= 0) & (by.array < 32)).all()):
         raise CaptureError("a shift by what is not a known number of bits below 32 has no exact graph yet")
     if not is_unsigned(dtype) and (name != "shift_right_arithmetic" or str(dtype) not in ("int32", "int64")):

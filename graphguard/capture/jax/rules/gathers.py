@@ -111,7 +111,7 @@ def _settled(low: Lowering, params: Any, index: Value, most: int) -> tuple[Value
     if mode == "promise":
         low.build.assumptions.add(f"{low.build.source}: XLA clamps an index that is outside, though mode='promise_in_bounds'")
         return clamped(low, index, most), None
-    mask = inside(low, index, most)
+    mask, index = inside(low, index, most)
     return low.build.aten("where.self", mask, index, low.build.aten("full", [], 0, dtype="int64")), mask
 
 

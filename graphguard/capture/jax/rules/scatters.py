@@ -38,9 +38,12 @@ def scatter(low: Lowering, equation: Any, x: Any, indices: Any, updates: Any) ->
     for start, limit in zip(starts, most, strict=True):
         index = low.cast(low.tensor(start), "int64")
         if not low.intervals.of(index).within(0, limit):
-            if not clips:
-                masks.append(inside(low, index, limit))
-            index = clamped(low, index, limit)
+            if clips:
+                index = clamped(low, index, limit)
+            else:
+                mask, index = inside(low, index, limit)
+                masks.append(mask)
+                index = low.build.aten("where.self", mask, index, low.build.aten("full", [], 0, dtype="int64"))
         else:
             index = unwrapped(low, index, limit)
         settled.append(index)

@@ -86,7 +86,29 @@ def all_known(starts: Sequence[Any]) -> bool:
     return all(isinstance(start, Known) and start.size == 1 for start in starts)
 
 
-def inside(low: Lowering, index: Value, most: int) -> Value:
+def inside(low: Lowering, index: Value, most: int) -> tuple[Value, Value]:
+    """Where an index lies inside; and the index, which may be another one elsewhere. `where(m, i, n)` with an n that is outside says
+    so itself."""
+    root, node = index, low.build.made.get(index)
+    while node is not None and node.op in ("aten.view.default", "aten._to_copy.default"):
+        root = node.args[0]  # type: ignore[assignment]
+        node = low.build.made.get(root)
+    if node is not None and node.op == "aten.where.self":
+        mask, *cases = node.args
+        for holds, own, other in ((True, cases[0], cases[1]), (False, cases[1], cases[0])):
+            assert isinstance(mask, Value) and isinstance(own, Value) and isinstance(other, Value)
+            elsewhere = low.intervals.of(other)
+            if (elsewhere.low > most or elsewhere.high < 0) and mask.shape == own.shape == root.shape:
+                chosen = mask if holds else low.build.aten("bitwise_not", mask)
+                plain = low.cast(low.view(own, index.shape), "int64")
+                chosen = low.view(chosen, index.shape)
+                if low.intervals.under(own, mask, holds).within(0, most):
+                    return chosen, plain
+                return low.build.aten("bitwise_and.Tensor", chosen, _between(low, plain, most)), plain
+    return _between(low, index, most), index
+
+
+def _between(low: Lowering, index: Value, most: int) -> Value:
     return low.build.aten(  # type: ignore[no-any-return]
         "bitwise_and.Tensor", low.build.aten("ge.Scalar", index, 0), low.build.aten("le.Scalar", index, most)
     )
