@@ -3,8 +3,8 @@
 import importlib
 from pathlib import Path
 
-import jax_cases.case  # noqa: F401 # before jax: the host has eight devices
 import jax
+import jax_cases.case  # noqa: F401 # before jax looks for devices: the host has eight
 import numpy as np
 import pytest
 import torch

@@ -43,6 +43,7 @@ ROOMS = {
     # front ends: what they make is in `capture.front`
     "capture.front": "errors graph relation",
     "capture.torch": "errors scope graph aten relation oracle capture.front",
+    "capture.jax": "errors graph aten relation capture.front",
     # from a problem to a report
     "render": "errors graph engine.proof lemmas oracle",
     "report": "errors graph engine.proof oracle render",
@@ -53,6 +54,7 @@ ROOMS = {
     "audit": "errors scope graph aten engine.terms engine.store engine.algebra engine.interpret engine.numeric engine.relate "
     "lemmas oracle capture.torch",
     "api": "scope lemmas capture.front capture.torch report pipeline audit",
+    "jax": "scope capture.front capture.jax report pipeline",
     "testing": "report api",
     "checks": "errors scope lemmas capture.front report verdict pipeline cache api",
     "pytest_plugin": "scope report checks",

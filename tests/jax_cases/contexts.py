@@ -33,7 +33,7 @@ def ring(causal=False, rescaled=True, backwards=False, loop="scan"):
         me, c = lax.axis_index("sp"), q.shape[1]
 
         def step(carry, i):
-            m, l, o, k, v = carry
+            m, z, o, k, v = carry
             s = jnp.einsum("hqd,hkd->hqk", q, k) / jnp.sqrt(f32(q.shape[2]))
             if causal:
                 source = (me + i) % N if backwards else (me - i) % N  # fault: block of another rank
@@ -41,9 +41,9 @@ def ring(causal=False, rescaled=True, backwards=False, loop="scan"):
                 s = jnp.where(mine[None, :, None] >= its[None, None, :], s, -jnp.inf)
             new = jnp.maximum(m, jnp.max(s, axis=-1))
             p, fix = jnp.exp(s - new[..., None]), jnp.exp(m - new)
-            l = l * fix + jnp.sum(p, axis=-1)
+            z = z * fix + jnp.sum(p, axis=-1)
             o = o * (fix[..., None] if rescaled else 1.0) + jnp.einsum("hqk,hkd->hqd", p, v)  # fault: not rescaled
-            return (new, l, o, lax.ppermute(k, "sp", ways), lax.ppermute(v, "sp", ways)), None
+            return (new, z, o, lax.ppermute(k, "sp", ways), lax.ppermute(v, "sp", ways)), None
 
         carry = (jnp.full(q.shape[:2], -jnp.inf), jnp.zeros(q.shape[:2]), jnp.zeros(q.shape), k, v)
         if loop == "scan":

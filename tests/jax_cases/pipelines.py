@@ -137,12 +137,20 @@ ALL = [
     Case("gpipe with gradients", with_grads(stages, 0, 1), with_grads(gpipe(), 0, 1), PP, PIPE_ARGS),
     Case("gpipe, a step late", stages, gpipe(1), PP, PIPE_ARGS, expect="refuted"),
     Case("scan over layers", decoder, tp_decoder(), {"tp": 4}, DECODER_ARGS),
-    Case("scan over layers with gradients", with_grads(decoder, 0, 1), with_grads(tp_decoder(remat=True), 0, 1), {"tp": 4}, DECODER_ARGS),
-    Case("scan over layers, twice", decoder, tp_decoder(reduced=twice), {"tp": 4}, DECODER_ARGS, expect="refuted", fault="twice"),
+    Case(
+        "scan over layers with gradients",
+        with_grads(decoder, 0, 1),
+        with_grads(tp_decoder(remat=True), 0, 1),
+        {"tp": 4},
+        DECODER_ARGS,
+    ),
+    Case(
+        "scan over layers, twice", decoder, tp_decoder(reduced=twice), {"tp": 4}, DECODER_ARGS, expect="refuted", fault="twice"
+    ),
     Case("partly manual", mlp, partly_manual, DP_TP, MLP_ARGS),
     Case("nested", mlp, jax.jit(nested), DP_TP, MLP_ARGS),
     Case("split by two axes", mlp, two_axes(("dp", "tp")), DP_TP, MLP_ARGS),
     Case("split by two axes, other order", mlp, two_axes(("tp", "dp")), DP_TP, MLP_ARGS),
     Case("two axes", loss, one_axis_left_out("dp"), DP_TP, MLP_ARGS),
     Case("two axes, one left out", loss, one_axis_left_out("tp"), DP_TP, MLP_ARGS, expect="refuted", fault="over tp alone"),
-]  # fmt: skip
+]

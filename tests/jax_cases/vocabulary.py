@@ -100,16 +100,28 @@ def embedding(name, sequential, lookup, ranges=IDS, **more):
 
 ALL = [
     Case("cross entropy", cross_entropy, split_cross_entropy(), TP, CE_ARGS, LABELS),
-    Case("cross entropy with gradients", jax.value_and_grad(cross_entropy, (0, 1)), jax.value_and_grad(split_cross_entropy(), (0, 1)), TP,
-         CE_ARGS, LABELS),
+    Case(
+        "cross entropy with gradients",
+        jax.value_and_grad(cross_entropy, (0, 1)),
+        jax.value_and_grad(split_cross_entropy(), (0, 1)),
+        TP,
+        CE_ARGS,
+        LABELS,
+    ),
     Case("cross entropy, no ranges", cross_entropy, split_cross_entropy(), TP, CE_ARGS),
     Case("cross entropy too wide", cross_entropy, split_cross_entropy(2), TP, CE_ARGS, LABELS, "refuted", "too wide"),
-    Case("cross entropy by one_hot", jax.value_and_grad(one_hot_cross_entropy, (0, 1)), jax.value_and_grad(split_one_hot, (0, 1)), TP,
-         CE_ARGS, LABELS),
+    Case(
+        "cross entropy by one_hot",
+        jax.value_and_grad(one_hot_cross_entropy, (0, 1)),
+        jax.value_and_grad(split_one_hot, (0, 1)),
+        TP,
+        CE_ARGS,
+        LABELS,
+    ),
     embedding("embedding taken", taken, masked),
     embedding("embedding indexed, no ranges", indexed, masked, {}),
     embedding("embedding masked after", taken, masked_after),
     embedding("embedding filled", taken, filled),
     embedding("embedding filled from the end", taken, filled_from_the_end, expect="refuted", fault="-1 is the last row"),
     embedding("embedding not masked", taken, clamped, expect="refuted", fault="not masked"),
-]  # fmt: skip
+]

@@ -215,10 +215,11 @@ sample(
 # masks
 sample(
     "comparisons",
-    lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y, x < 0, x > 0, x <= 0.5, x >= -0.5, x == 0, x != 0, x < 1, x > 0.25, x != 0.25),  # fmt: skip
+    lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y, x < 0, x > 0, x <= 0.5, x >= -0.5, x == 0, x != 0, x < 1),
     x=X(6, 4),
     y=X(4),
 )
+sample("comparisons_with_numbers", lambda x: (x > 0.25, x != 0.25, x < 0.25, x == 0.25), x=X(6, 4))
 sample(
     "comparisons_of_ints",
     lambda i, j: (i < j, i <= 3, i > 2, i >= 0, i == 4, i != 3, i < 2.5, i == j, i == 2.0, i > -1, i < 99, i != -3),

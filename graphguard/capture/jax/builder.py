@@ -56,8 +56,13 @@ class Builder:
         return value
 
     # ------------------------------------------------------------------ operations
-    def aten(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """One call: its value, or a tuple of them. Lists are tuples, and a dtype is its name."""
+    def aten(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        """One call of what gives one tensor. Lists are tuples, and a dtype is its name."""
+        (output,) = self.several(name, *args, **kwargs)
+        return output
+
+    def several(self, name: str, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
+        """One call of what gives several tensors."""
         op = f"aten.{name}" if "." in name else f"aten.{name}.default"
         settled = tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
         named = {key: Symbol("dtype", arg) if key == "dtype" else arg for key, arg in kwargs.items()}
@@ -65,7 +70,7 @@ class Builder:
         node = Node(op, settled, named, outputs, self.source, self.backward)
         self.nodes.append(node)
         self.made.update(dict.fromkeys(outputs, node))
-        return outputs if len(outputs) > 1 else outputs[0]
+        return outputs
 
     def collective(self, name: str, x: Value, shape: Sequence[int], along: Along, **kwargs: Any) -> Value:
         """A collective that reads one tensor and fills one, and the wait for it."""

@@ -1,6 +1,6 @@
 """Which dtype of the graph stands for one of JAX.
 
-Unsigned numbers of 32 bits, of which random keys are made, are whole numbers of 64 bits, and what is computed is cut to 32 bits:
+Unsigned numbers of 32 bits, of which random keys are made, are whole numbers of 64 bits, and what is computed is cut to 32:
 so they wrap in the graph as they do in XLA.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 from graphguard.errors import CaptureError
 
 UNSIGNED, CARRIER, MASK = "uint32", "int64", 0xFFFFFFFF
-_KEPT = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128",
-         "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")  # fmt: skip
+_KEPT = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+         "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")  # fmt: skip
 
 
 def in_graph(dtype: Any) -> str:

@@ -88,6 +88,6 @@ def functions(
 def _require_shard_map(distributed: Traced, mesh: Mesh) -> None:
     if not any(each.primitive.name == "shard_map" for each in equations(distributed.jaxpr.jaxpr)):
         raise UsageError(
-            f"the distributed program has no jax.shard_map over {mesh}, so nothing in it says what a device does; what XLA makes of "
-            "jax.jit with shardings is checked by `graphguard verify-hlo`"
+            f"the distributed program has no jax.shard_map over {mesh}, so nothing in it says what a device does; what XLA makes "
+            "of jax.jit with shardings is checked by `graphguard verify-hlo`"
         )

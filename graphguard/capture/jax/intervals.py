@@ -1,5 +1,5 @@
-"""Between which numbers the elements of a whole-number tensor lie: by how it is made, by what is stated of inputs, and by what is
-assumed. It decides whether an index may leave its range."""
+"""Between which numbers the elements of a whole-number tensor lie: by how it is made, by what is stated of inputs, and by what
+is assumed. It decides whether an index may leave its range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small tensors that no input decides: what follows from literals and places on the mesh is computed at once, a row per rank."""
+"""Small tensors that no input decides: what follows from literals and places on the mesh is computed here, a row per rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Known:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape[1:]
+        return tuple(self.array.shape[1:])
 
     @property
     def dtype(self) -> str:
@@ -78,7 +78,7 @@ def _plain(function: Callable[..., Any]) -> _Compute:
     """Elementwise: JAX lets a scalar stand beside a tensor."""
 
     def compute(params: Any, shape: tuple[int, ...], *arrays: Array) -> Array | None:
-        return function(*(x.reshape(x.shape[0], *[1] * len(shape)) if x.ndim == 1 else x for x in arrays))  # type: ignore[no-any-return]
+        return function(*(x.reshape(x.shape[0], *[1] * len(shape)) if x.ndim == 1 else x for x in arrays))
 
     return compute
 
@@ -127,19 +127,17 @@ def _whole_power(params: Any, shape: tuple[int, ...], x: Array) -> Array | None:
     return x ** params["y"] if params["y"] >= 0 or x.dtype.kind == "f" else None
 
 
-_COMPUTED |= {
-    name: _plain(function)
-    for name, function in {
-        "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divided, "rem": _remainder,
-        "max": np.maximum, "min": np.minimum, "neg": np.negative, "sign": np.sign, "abs": np.abs, "floor": np.floor,
-        "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
-        "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square,
-        "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-        "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]) if len(cases) == 2 else None,
-        **dict.fromkeys(("copy", "copy_p", "pvary", "reshard", "stop_gradient", "name"), lambda x: x),
-    }.items()
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divided, "rem": _remainder,
+    "max": np.maximum, "min": np.minimum, "neg": np.negative, "sign": np.sign, "abs": np.abs, "floor": np.floor,
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
+    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]) if len(cases) == 2 else None,
+    **dict.fromkeys(("copy", "copy_p", "pvary", "reshard", "stop_gradient", "name"), lambda x: x),
 }  # fmt: skip
+_COMPUTED |= {name: _plain(function) for name, function in _ELEMENTWISE.items()}
 _COMPUTED |= {
     "integer_pow": _whole_power, "broadcast_in_dim": _broadcast, "concatenate": _joined, "slice": _sliced,
     "dynamic_slice": _dynamically_sliced, **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),

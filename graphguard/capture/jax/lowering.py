@@ -1,7 +1,7 @@
 """The walk over a jaxpr: every equation becomes ATen calls and communication, for all ranks of a class at once.
 
-What follows from literals and places on the mesh is `Known`. Where ranks go different ways by it, `Diverged` says which, and each
-part is walked by itself.
+What follows from literals and places on the mesh is `Known`. Where ranks go different ways by it, `Diverged` says which, and
+each part is walked by itself.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Lowering:
             if not (whole == value.astype(np.float64)).all():
                 raise CaptureError("a fraction that is another one on each rank has no exact graph yet; multiply by it later")
             made = self.build.aten("full", list(shape), per_rank(whole), dtype="int64")
-            return self.build.aten("_to_copy", made, dtype=dtype)  # type: ignore[no-any-return]
+            return self.build.aten("_to_copy", made, dtype=dtype)
         made = self.build.aten("full", list(shape), value, dtype=dtype)
         return made
 

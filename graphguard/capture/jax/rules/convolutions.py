@@ -27,8 +27,8 @@ def convolution(low: Lowering, equation: Any, x: Any, weight: Any) -> Value:
         x = padded(low, x, [(0, 0, 0), (0, 0, 0), *borders], 0)
     padding = [front for front, _, _ in borders] if even else [0] * space
     made = low.build.aten(
-        "convolution", x, weight, None, list(params["window_strides"]), padding, list(params["rhs_dilation"]), False, [0] * space,
-        params["feature_group_count"],
+        "convolution", x, weight, None, list(params["window_strides"]), padding, list(params["rhs_dilation"]), False,
+        [0] * space, params["feature_group_count"],
     )  # fmt: skip
     places = list(numbers.out_spec)
     return low.permuted(made, [places.index(dim) for dim in range(len(places))])

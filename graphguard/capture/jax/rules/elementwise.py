@@ -17,8 +17,8 @@ _UNARY = {
     "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "tanh": "tanh", "logistic": "sigmoid",
     "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan",
     "sinh": "sinh", "cosh": "cosh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "erfc": "erfc",
-    "erf_inv": "erfinv", "lgamma": "lgamma", "digamma": "digamma", "neg": "neg", "sign": "sign", "floor": "floor", "ceil": "ceil",
-    "abs": "abs", "not": "bitwise_not",
+    "erf_inv": "erfinv", "lgamma": "lgamma", "digamma": "digamma", "neg": "neg", "sign": "sign", "floor": "floor",
+    "ceil": "ceil", "abs": "abs", "not": "bitwise_not",
 }  # fmt: skip
 _BINARY = {
     "add": "add.Tensor", "add_any": "add.Tensor", "sub": "sub.Tensor", "mul": "mul.Tensor", "and": "bitwise_and",
@@ -74,11 +74,11 @@ def _spread(low: Lowering, x: Value, equation: Any) -> Value:
 
 @rule("atan2", "nextafter")
 def of_two(low: Lowering, equation: Any, a: Any, b: Any) -> Value:
-    return low.build.aten(equation.primitive.name, low.tensor(a), low.tensor(b))  # type: ignore[no-any-return]
+    return low.build.aten(equation.primitive.name, low.tensor(a), low.tensor(b))
 
 
-@rule("pvary", "pcast", "reshard", "sharding_constraint", "layout_constraint", "mesh_cast", "copy", "copy_p", "name", "reduce_precision",
-      "stop_gradient", "optimization_barrier", "device_put", "tie")  # fmt: skip
+@rule("pvary", "pcast", "reshard", "sharding_constraint", "layout_constraint", "mesh_cast", "copy", "copy_p", "name",
+      "reduce_precision", "stop_gradient", "optimization_barrier", "device_put", "tie")  # fmt: skip
 def unchanged(low: Lowering, equation: Any, *operands: Any) -> Any:
     """What says where an array lies, or how exactly it is kept: over the reals it is the same array."""
     return list(operands) if equation.primitive.multiple_results else operands[0]
@@ -144,7 +144,7 @@ def square(low: Lowering, equation: Any, x: Any) -> Value:
 def cube_root(low: Lowering, equation: Any, x: Any) -> Value:
     x = low.tensor(x)
     root = low.build.aten("pow.Tensor_Scalar", low.build.aten("abs", x), 1 / 3)
-    return low.build.aten("mul.Tensor", low.build.aten("sign", x), root)  # type: ignore[no-any-return]
+    return low.build.aten("mul.Tensor", low.build.aten("sign", x), root)
 
 
 @rule("pow")
@@ -160,17 +160,17 @@ def power(low: Lowering, equation: Any, x: Any, y: Any) -> Value:
 def rounded(low: Lowering, equation: Any, x: Any) -> Value:
     x = low.tensor(x)
     if "EVEN" in str(equation.params["rounding_method"]):
-        return low.build.aten("round", x)  # type: ignore[no-any-return]
+        return low.build.aten("round", x)
     away = low.build.aten("floor", low.build.aten("add.Tensor", low.build.aten("abs", x), 0.5))
-    return low.build.aten("mul.Tensor", low.build.aten("sign", x), away)  # type: ignore[no-any-return]
+    return low.build.aten("mul.Tensor", low.build.aten("sign", x), away)
 
 
 @rule("clamp")
 def clamp(low: Lowering, equation: Any, least: Any, x: Any, most: Any) -> Value:
     bounds = [uniform(low, each) for each in (least, most)]
     if None not in bounds:
-        return low.build.aten("clamp", low.tensor(x), *bounds)  # type: ignore[no-any-return]
-    return low.build.aten("clamp.Tensor", low.tensor(x), low.tensor(least), low.tensor(most))  # type: ignore[no-any-return]
+        return low.build.aten("clamp", low.tensor(x), *bounds)
+    return low.build.aten("clamp.Tensor", low.tensor(x), low.tensor(least), low.tensor(most))
 
 
 def uniform(low: Lowering, x: Any) -> Any:
@@ -206,7 +206,7 @@ def select(low: Lowering, equation: Any, which: Any, *cases: Any) -> Any:
 def is_finite(low: Lowering, equation: Any, x: Any) -> Value:
     x = low.tensor(x)
     bad = low.build.aten("bitwise_or.Tensor", low.build.aten("isinf", x), low.build.aten("isnan", x))
-    return low.build.aten("bitwise_not", bad)  # type: ignore[no-any-return]
+    return low.build.aten("bitwise_not", bad)
 
 
 # ---------------------------------------------------------------------- dtypes and bits
@@ -246,7 +246,7 @@ def _numpy(dtype: Any) -> Any:
 def _signed(low: Lowering, x: Value) -> Value:
     """Unsigned numbers of 32 bits, read as signed ones."""
     high = low.build.aten("ge.Scalar", x, 1 << 31)
-    return low.build.aten("where.self", high, low.build.aten("sub.Tensor", x, 1 << 32), x)  # type: ignore[no-any-return]
+    return low.build.aten("where.self", high, low.build.aten("sub.Tensor", x, 1 << 32), x)
 
 
 _ONE_TO_TWO = 0x3F800000  # the bits of 1.0: with 23 bits below it, a float from 1 to 2
@@ -267,14 +267,19 @@ def bits(low: Lowering, equation: Any, x: Any) -> Value:
         fraction = node.args[0]
         if node.args[1] == _ONE_TO_TWO and isinstance(fraction, Value) and low.intervals.of(fraction).within(0, (1 << 23) - 1):
             part = low.build.aten("mul.Tensor", low.cast(fraction, "float32"), 2.0**-23)
-            return low.build.aten("add.Tensor", part, 1.0)  # type: ignore[no-any-return]
+            return low.build.aten("add.Tensor", part, 1.0)
     raise CaptureError(f"the bits of {before} as {after} are no function of numbers")
 
 
 @rule("shift_left", "shift_right_logical", "shift_right_arithmetic")
 def shifted(low: Lowering, equation: Any, x: Any, by: Any) -> Value:
     name, dtype = equation.primitive.name, _dtype(equation)
-    if name != "shift_right_arithmetic" and str(dtype) in ("uint32", "int32") and isinstance(by, Known) and bool((by.array >= 32).all()):
+    if (
+        name != "shift_right_arithmetic"
+        and str(dtype) in ("uint32", "int32")
+        and isinstance(by, Known)
+        and bool((by.array >= 32).all())
+    ):
         return low.full(_shape(equation), Known(np.zeros(1, dtype=in_graph(dtype))))
     if not isinstance(by, Known) or not by.is_same or not bool(((by.array >= 0) & (by.array < 32)).all()):
         raise CaptureError("a shift by what is not a known number of bits below 32 has no exact graph yet")
@@ -288,4 +293,4 @@ def shifted(low: Lowering, equation: Any, x: Any, by: Any) -> Value:
         return low.wrapped(low.build.aten(op, x, other), dtype)
     if name == "shift_left":
         return low.wrapped(low.build.aten("mul.Tensor", x, 1 << count), dtype)
-    return low.build.aten("div.Scalar_mode", x, 1 << count, rounding_mode="floor")  # type: ignore[no-any-return]
+    return low.build.aten("div.Scalar_mode", x, 1 << count, rounding_mode="floor")

@@ -1,7 +1,8 @@
 """`gather`: windows of an operand, at positions that are data.
 
 JAX gives every index a meaning: negative ones count from the end, and what is outside is clamped, or filled. In the sequential
-program an index is assumed to lie inside unless it says what to fill with; the report lists that. On the ranks nothing is assumed.
+program an index is assumed to lie inside unless it says what to fill with, which the report lists. Of the ranks it is not
+assumed.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _taken(low: Lowering, windows: Windows, x: Value, starts: list[Value], shape
         (dim,) = windows.mapped
         made = low.build.aten("gather", x, dim, lined_up(low, windows, starts[0]))
         return _back(low, windows, made, shape)
-    return low.build.aten("index.Tensor", x, positions(low, windows, starts, shape))  # type: ignore[no-any-return]
+    return low.build.aten("index.Tensor", x, positions(low, windows, starts, shape))
 
 
 def _rows(low: Lowering, windows: Windows, x: Value, index: Value, shape: list[int]) -> Value:

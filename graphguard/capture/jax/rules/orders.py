@@ -38,4 +38,5 @@ def top_k(low: Lowering, equation: Any, x: Any) -> list[Value]:
 def _sorted(low: Lowering, x: Value, dim: int, descending: bool = False) -> tuple[Value, Value]:
     if x.dtype.startswith("complex"):
         raise CaptureError("complex numbers have no order here")
-    return low.build.aten("sort.stable", x, stable=True, dim=dim, descending=descending)  # type: ignore[no-any-return]
+    ordered, order = low.build.several("sort.stable", x, stable=True, dim=dim, descending=descending)
+    return ordered, order

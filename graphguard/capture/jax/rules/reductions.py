@@ -18,7 +18,7 @@ from graphguard.graph.ir import Value
 
 @rule("dot_general")
 def dot_general(low: Lowering, equation: Any, a: Any, b: Any) -> Value:
-    """One product of matrices, or one for each place in the batch. Over the reals it does not matter how exactly it is summed."""
+    """One product of matrices, or one for each place in the batch. Over the reals, how exactly it is summed does not matter."""
     (summed_a, summed_b), (batch_a, batch_b) = equation.params["dimension_numbers"]
     x, y = low.tensor(a), low.tensor(b)
     dtype = _widest(x.dtype, y.dtype, in_graph(equation.outvars[0].aval.dtype))
@@ -76,14 +76,14 @@ def reduce_logic(low: Lowering, equation: Any, x: Any) -> Value:
     if x.dtype != "bool":
         raise CaptureError("of whole numbers it has no exact graph yet")
     op = "all.dims" if equation.primitive.name == "reduce_and" else "any.dims"
-    return low.build.aten(op, x, list(equation.params["axes"]))  # type: ignore[no-any-return]
+    return low.build.aten(op, x, list(equation.params["axes"]))
 
 
 @rule("argmax", "argmin")
 def place_of_extreme(low: Lowering, equation: Any, x: Any) -> Value:
     """The first of equal ones, in JAX and in torch."""
     (axis,) = equation.params["axes"]
-    return low.build.aten(equation.primitive.name, low.tensor(x), axis, False)  # type: ignore[no-any-return]
+    return low.build.aten(equation.primitive.name, low.tensor(x), axis, False)
 
 
 # ---------------------------------------------------------------------- along a dim
@@ -98,8 +98,7 @@ def running(low: Lowering, equation: Any, x: Any) -> Value:
     if name in ("cumsum", "cumprod"):
         x = low.wrapped(low.build.aten(name, x, axis, dtype=x.dtype), equation.outvars[0].aval.dtype)
     else:
-        made = low.build.aten(_RUNNING[name], x, axis)
-        x = made[0] if isinstance(made, tuple) else made
+        x = low.build.several(_RUNNING[name], x, axis)[0]
     return low.build.aten("flip", x, [axis]) if back else x
 
 
@@ -121,11 +120,12 @@ def windows(low: Lowering, equation: Any, x: Any) -> Value:
     if not x.dtype.startswith(("float", "bfloat")) and neutral:
         raise CaptureError("of whole numbers it has no exact graph yet")
     x = padded(low, x, [(*pair, 0) for pair in params["padding"]], neutral)
-    rank, dims = len(x.shape), []
+    rank = len(x.shape)
+    dims: list[int] = []
     for dim, (size, step) in enumerate(zip(params["window_dimensions"], params["window_strides"], strict=True)):
         if (size, step) != (1, 1):
             x = low.build.aten("unfold", x, dim, size, step)
             dims.append(rank + len(dims))
     if not dims:
         return x
-    return low.build.aten(op, x, dims, False)  # type: ignore[no-any-return]
+    return low.build.aten(op, x, dims, False)

@@ -124,27 +124,27 @@ def _without(low: Lowering, windows: Windows, updates: Value, mask: Value | None
     for dim, size in zip(windows.batch, mask.shape, strict=True):
         sizes[dim] = size
     zero = low.build.aten("full", [], 0, dtype=updates.dtype)
-    return low.build.aten("where.self", low.view(mask, sizes), updates, zero)  # type: ignore[no-any-return]
+    return low.build.aten("where.self", low.view(mask, sizes), updates, zero)
 
 
 def _added(low: Lowering, windows: Windows, x: Value, updates: Value, starts: list[Value]) -> Value:
     if windows.is_rows(x.shape):
         dim, index, rows = _as_rows(low, windows, x, updates, starts[0])
-        return low.build.aten("index_add", x, dim, index, rows)  # type: ignore[no-any-return]
+        return low.build.aten("index_add", x, dim, index, rows)
     if windows.is_elements() and len(starts[0].shape) <= len(windows.rows) + 1 and not windows.window:
         (dim,) = windows.mapped
-        return low.build.aten("scatter_add", x, dim, *(lined_up(low, windows, each) for each in (starts[0], updates)))  # type: ignore[no-any-return]
+        return low.build.aten("scatter_add", x, dim, *(lined_up(low, windows, each) for each in (starts[0], updates)))
     places = positions(low, windows, starts, updates.shape)
-    return low.build.aten("index_put", x, places, updates, True)  # type: ignore[no-any-return]
+    return low.build.aten("index_put", x, places, updates, True)
 
 
 def _put(low: Lowering, name: str, windows: Windows, x: Value, updates: Value, starts: list[Value]) -> Value:
     if name == "scatter" and windows.is_rows(x.shape):
         dim, index, rows = _as_rows(low, windows, x, updates, starts[0])
-        return low.build.aten("index_copy", x, dim, index, rows)  # type: ignore[no-any-return]
+        return low.build.aten("index_copy", x, dim, index, rows)
     places = positions(low, windows, starts, updates.shape)
     if name == "scatter":
-        return low.build.aten("index_put", x, places, updates, False)  # type: ignore[no-any-return]
+        return low.build.aten("index_put", x, places, updates, False)
     if name not in _COMBINED:
         raise CaptureError("it has no exact graph yet")
     line = low.build.aten("full", [], 0, dtype="int64")

@@ -67,7 +67,7 @@ def unwrapped(low: Lowering, index: Value, most: int) -> Value:
 
 
 def from_the_front(low: Lowering, index: Value) -> Value:
-    """`where(i < 0, i + n, i)`, which jnp makes of every index i, as i. It is the same for those that are not negative alone."""
+    """`where(i < 0, i + n, i)`, which jnp makes of every index i, as i. It is the same where i is not negative."""
     made, root = low.build.made, index
     while root in made and made[root].op in ("aten.view.default", "aten._to_copy.default"):
         root = made[root].args[0]  # type: ignore[assignment]
@@ -87,8 +87,8 @@ def all_known(starts: Sequence[Any]) -> bool:
 
 
 def inside(low: Lowering, index: Value, most: int) -> tuple[Value, Value]:
-    """Where an index lies inside; and the index, which may be another one elsewhere. `where(m, i, n)` with an n that is outside says
-    so itself."""
+    """Where an index lies inside; and the index, which may be another one elsewhere. `where(m, i, n)` with an n that is outside
+    says so itself."""
     root, node = index, low.build.made.get(index)
     while node is not None and node.op in ("aten.view.default", "aten._to_copy.default"):
         root = node.args[0]  # type: ignore[assignment]
@@ -109,9 +109,7 @@ def inside(low: Lowering, index: Value, most: int) -> tuple[Value, Value]:
 
 
 def _between(low: Lowering, index: Value, most: int) -> Value:
-    return low.build.aten(  # type: ignore[no-any-return]
-        "bitwise_and.Tensor", low.build.aten("ge.Scalar", index, 0), low.build.aten("le.Scalar", index, most)
-    )
+    return low.build.aten("bitwise_and.Tensor", low.build.aten("ge.Scalar", index, 0), low.build.aten("le.Scalar", index, most))
 
 
 def positions(low: Lowering, windows: Windows, starts: Sequence[Value], shape: Sequence[int]) -> tuple[Value, ...]:
