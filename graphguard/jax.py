@@ -31,7 +31,7 @@ def verify(
     """Whether the distributed function computes what the sequential one does, for all inputs.
 
     sequential, distributed: functions of the same global arrays, which return pytrees of arrays. The distributed one has a
-        `jax.shard_map` over `jax.sharding.AbstractMesh(sizes, names)`, or over a mesh of devices; its `in_specs` and `out_specs`
+        `jax.shard_map` over `jax.sharding.AbstractMesh(sizes, names)`, or over a mesh of devices; `in_specs` and `out_specs`
         say what each device has. Either may take gradients, inside of the shard_map or around it.
     mesh: `{axis: size}`, the axes of that mesh. No devices are needed.
     args: one entry for each argument: pytrees of `jax.ShapeDtypeStruct`, or of arrays, of which only shapes are used.

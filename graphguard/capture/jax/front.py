@@ -39,9 +39,9 @@ class JaxFrontEnd:
         return Problem(self.mesh, captured, {path: each for path, each in expected.items() if path in known}, session.bounds)
 
     def _captured(self, progress: Progress | None) -> tuple[Session, Captured]:
+        session = Session(self.mesh, self._arguments, self._bounds)
         sequential, distributed = (trace(*each) for each in self._programs)
         _require_shard_map(distributed, self.mesh)
-        session = Session(self.mesh, self._arguments, self._bounds)
         if progress is not None:
             progress("the programs", 0, 0)
         return session, session.capture(sequential, distributed)
@@ -88,6 +88,6 @@ def functions(
 def _require_shard_map(distributed: Traced, mesh: Mesh) -> None:
     if not any(each.primitive.name == "shard_map" for each in equations(distributed.jaxpr.jaxpr)):
         raise UsageError(
-            f"the distributed program has no jax.shard_map over {mesh}, so nothing in it says what a device does; what XLA makes "
-            "of jax.jit with shardings is checked by `graphguard verify-hlo`"
+            f"the distributed program has no jax.shard_map over {mesh}, so nothing in it says what a device does; what XLA "
+            "makes of jax.jit with shardings is checked by `graphguard verify-hlo`"
         )

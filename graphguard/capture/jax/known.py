@@ -78,7 +78,8 @@ def _plain(function: Callable[..., Any]) -> _Compute:
     """Elementwise: JAX lets a scalar stand beside a tensor."""
 
     def compute(params: Any, shape: tuple[int, ...], *arrays: Array) -> Array | None:
-        return function(*(x.reshape(x.shape[0], *[1] * len(shape)) if x.ndim == 1 else x for x in arrays))
+        made: Array | None = function(*(x.reshape(x.shape[0], *[1] * len(shape)) if x.ndim == 1 else x for x in arrays))
+        return made
 
     return compute
 

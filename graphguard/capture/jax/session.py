@@ -37,10 +37,10 @@ class Session:
 
     def capture(self, sequential: Traced, distributed: Traced) -> Captured:
         begun = time.perf_counter()
-        whole = self._walked(sequential, np.array([], dtype=np.int64))[0].graph()
+        whole = self.walked(sequential, np.array([], dtype=np.int64))[0].graph()
         prune(whole)
         require_wellformed(whole)
-        builders = self._walked(distributed, np.arange(self.mesh.size))
+        builders = self.walked(distributed, np.arange(self.mesh.size))
         classes = [RankClass(each.ranks, each.relation(), _pruned(each.graph())) for each in builders]
         captured = self._joined(whole, classes)
         captured.classes = len(classes)
@@ -63,14 +63,14 @@ class Session:
         relations, graphs = (list(side) for side in zip(*pairs.values(), strict=True))
         return Captured(whole, graphs, relations, join(graphs))
 
-    def _walked(self, program: Traced, ranks: Numbers) -> list[Builder]:
+    def walked(self, program: Traced, ranks: Numbers) -> list[Builder]:
         """One builder for each class of ranks that go the same way."""
         builder = Builder(self.mesh, ranks)
         try:
             self._walk(program, builder)
         except Diverged as diverged:
             kinds = np.unique(diverged.parts)
-            return [each for kind in kinds for each in self._walked(program, ranks[diverged.parts == kind])]
+            return [each for kind in kinds for each in self.walked(program, ranks[diverged.parts == kind])]
         return [builder]
 
     def _walk(self, program: Traced, builder: Builder) -> None:

@@ -253,9 +253,9 @@ _ONE_TO_TWO = 0x3F800000  # the bits of 1.0: with 23 bits below it, a float from
 
 
 @rule("bitcast_convert_type")
-def bits(low: Lowering, equation: Any, x: Any) -> Value:
+def bits(low: Lowering, equation: Any, operand: Any) -> Value:
     before, after = str(equation.invars[0].aval.dtype), str(equation.params["new_dtype"])
-    x = low.tensor(x)
+    x = low.tensor(operand)
     if before == after:
         return x
     if (before, after) == ("uint32", "int32"):

@@ -111,10 +111,10 @@ _IN_WINDOWS = {
 
 
 @rule(*_IN_WINDOWS)
-def windows(low: Lowering, equation: Any, x: Any) -> Value:
+def windows(low: Lowering, equation: Any, operand: Any) -> Value:
     params = equation.params
     op, neutral = _IN_WINDOWS[equation.primitive.name]
-    x = low.tensor(x)
+    x = low.tensor(operand)
     if any(each != 1 for each in (*(params.get("window_dilation") or ()), *(params.get("base_dilation") or ()))):
         raise CaptureError("windows with gaps have no exact graph yet")
     if not x.dtype.startswith(("float", "bfloat")) and neutral:

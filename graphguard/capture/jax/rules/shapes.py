@@ -53,8 +53,8 @@ def tile(low: Lowering, equation: Any, x: Any) -> Value:
 
 
 @rule("slice")
-def cut(low: Lowering, equation: Any, x: Any) -> Value:
-    x, params = low.tensor(x), equation.params
+def cut(low: Lowering, equation: Any, operand: Any) -> Value:
+    x, params = low.tensor(operand), equation.params
     strides = params["strides"] or [1] * len(x.shape)
     for dim, (start, stop, step) in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
         if (start, stop, step) != (0, x.shape[dim], 1):
@@ -75,6 +75,11 @@ def split(low: Lowering, equation: Any, x: Any) -> list[Value]:
 def unstack(low: Lowering, equation: Any, x: Any) -> list[Value]:
     x, axis = low.tensor(x), equation.params["axis"]
     return [low.build.aten("select.int", x, axis, place) for place in range(x.shape[axis])]
+
+
+@rule("stack")
+def stack(low: Lowering, equation: Any, *parts: Any) -> Value:
+    return low.build.aten("stack", tuple(map(low.tensor, parts)), equation.params["axis"])
 
 
 @rule("concatenate")
@@ -129,8 +134,8 @@ def first_of(start: Known, size: int, want: int) -> Numbers:
 
 
 @rule("dynamic_slice")
-def dynamic_slice(low: Lowering, equation: Any, x: Any, *starts: Any) -> Value:
-    x = low.tensor(x)
+def dynamic_slice(low: Lowering, equation: Any, operand: Any, *starts: Any) -> Value:
+    x = low.tensor(operand)
     for dim, (want, start) in enumerate(zip(equation.params["slice_sizes"], starts, strict=True)):
         if want == x.shape[dim]:
             continue
