@@ -42,67 +42,331 @@ def replayed(function, args, data):
 
 
 X, Y, W = S(4, 6), S(4, 6), S(6, 3)
-I = S(5, dtype=i32)  # drawn from -9 to 9: outside of every dim below
+IDS = S(5, dtype=i32)  # drawn from -9 to 9: outside of every dim below
 T = S(4, 6, dtype=i32)  # with ties
 U = S(4, 6, dtype=u32)
 KEY = S(2, dtype=u32)
 
 PROGRAMS = {
     "arithmetic": (lambda x, y: (x + y, x - 2, 3 - x, x * y, x / (y * y + 1), -x, x**3, x**2, abs(x)), X, Y),
-    "functions": (lambda x: (jnp.exp(x), jnp.tanh(x), jax.nn.sigmoid(x), lax.erf(x), lax.erfc(x), jnp.log1p(x * x), jnp.expm1(x),
-                             jnp.sqrt(x * x), lax.rsqrt(x * x + 1), jnp.sin(x), jnp.cos(x), jnp.cbrt(x), jnp.sign(x), jnp.floor(x),
-                             jnp.ceil(x), lax.erf_inv(jnp.tanh(x))), X),
+    "functions": (
+        lambda x: (
+            jnp.exp(x),
+            jnp.tanh(x),
+            jax.nn.sigmoid(x),
+            lax.erf(x),
+            lax.erfc(x),
+            jnp.log1p(x * x),
+            jnp.expm1(x),
+            jnp.sqrt(x * x),
+            lax.rsqrt(x * x + 1),
+            jnp.sin(x),
+            jnp.cos(x),
+            jnp.cbrt(x),
+            jnp.sign(x),
+            jnp.floor(x),
+            jnp.ceil(x),
+            lax.erf_inv(jnp.tanh(x)),
+        ),
+        X,
+    ),
     "powers": (lambda x, y: ((x * x + 1) ** y, 2.0**x, (x * x) ** 0.5), X, Y),
     "rounding": (lambda x: (jnp.round(4 * x), lax.round(jnp.round(2 * x) / 2, lax.RoundingMethod.AWAY_FROM_ZERO)), X),
-    "extremes": (lambda x, y: (jnp.maximum(x, y), jnp.minimum(x, 0), jnp.maximum(x, 0.5), jnp.clip(x, -0.5, 0.5), lax.clamp(y, x, y + 1)), X, Y),
-    "comparisons": (lambda x, y, t: (x < y, x >= 0, x < 0, t == 1, ~(t != 2), (t > 1) & (x < 0), (t > 1) | (x < 0), (t > 1) ^ (x < 0)), X, Y, T),
-    "choices": (lambda x, y, t: (jnp.where(t > 1, x, y), lax.select_n(jnp.clip(t, 0, 2), x, y, -x), jnp.isfinite(x / t)), X, Y, T),
-    "whole numbers": (lambda t: (t // 3, t % 3, lax.div(t, 3), lax.rem(t, -4), t**2, jnp.abs(t), t & 6, t | 1, t ^ 5, ~t, t >> 1), T),
-    "casts": (lambda x, t: (x.astype(i32), t.astype(f32), (t > 0).astype(f32), x.astype(bool), x.astype(jnp.bfloat16).astype(f32).shape[0] * x), X, T),
-    "unsigned": (lambda u: (u + u, u - 5, u * np.uint32(2654435761), ~u, u << 7, u >> 9, u ^ (u << 3), (u >> 1).astype(i32), u.astype(i32), u % 7, u // 3,
-                            u < 2**31, u.astype(f32), jnp.sum(u, 0)), U),
+    "extremes": (
+        lambda x, y: (
+            jnp.maximum(x, y),
+            jnp.minimum(x, 0),
+            jnp.maximum(x, 0.5),
+            jnp.clip(x, -0.5, 0.5),
+            lax.clamp(y, x, y + 1),
+        ),
+        X,
+        Y,
+    ),
+    "comparisons": (
+        lambda x, y, t: (x < y, x >= 0, x < 0, t == 1, ~(t != 2), (t > 1) & (x < 0), (t > 1) | (x < 0), (t > 1) ^ (x < 0)),
+        X,
+        Y,
+        T,
+    ),
+    "choices": (
+        lambda x, y, t: (jnp.where(t > 1, x, y), lax.select_n(jnp.clip(t, 0, 2), x, y, -x), jnp.isfinite(x / t)),
+        X,
+        Y,
+        T,
+    ),
+    "whole numbers": (
+        lambda t: (t // 3, t % 3, lax.div(t, 3), lax.rem(t, -4), t**2, jnp.abs(t), t & 6, t | 1, t ^ 5, ~t, t >> 1),
+        T,
+    ),
+    "casts": (
+        lambda x, t: (
+            x.astype(i32),
+            t.astype(f32),
+            (t > 0).astype(f32),
+            x.astype(bool),
+            x.astype(jnp.bfloat16).astype(f32).shape[0] * x,
+        ),
+        X,
+        T,
+    ),
+    "unsigned": (
+        lambda u: (
+            u + u,
+            u - 5,
+            u * np.uint32(2654435761),
+            ~u,
+            u << 7,
+            u >> 9,
+            u ^ (u << 3),
+            (u >> 1).astype(i32),
+            u.astype(i32),
+            u % 7,
+            u // 3,
+            u < np.uint32(2**31),
+            u.astype(f32),
+            jnp.sum(u, 0),
+        ),
+        U,
+    ),
     "to unsigned": (lambda t: (t.astype(u32), t.astype(u32).astype(i32), lax.bitcast_convert_type(t, u32)), T),
-    "shapes": (lambda x: (x.T, x.reshape(3, 8), x[1:3, ::2], x[::-1], jnp.concatenate([x, x[:1]]), jnp.tile(x, (2, 1)), x[None, :, None],
-                          jnp.repeat(x, 2, axis=1), jnp.roll(x, 1, axis=0), jnp.stack([x, -x], 1), jnp.flip(x, 1)), X),
-    "pads": (lambda x: (jnp.pad(x, ((1, 2), (0, 3)), constant_values=2.0), lax.pad(x, 1.0, ((0, 1, 2), (-1, 2, 0))), lax.pad(x, 0.0, ((1, 0, 0), (2, -3, 1)))), X),
-    "made": (lambda x: (x + jnp.arange(6), x * jnp.eye(4, 6), jnp.tril(x), jnp.linspace(0, 1, 4)[:, None] * x, lax.broadcasted_iota(f32, (4, 6), 1) + x), X),
-    "products": (lambda x, y, w: (x @ w, x @ y.T, jnp.einsum("ab,cb->ac", x, y), jnp.einsum("ab,ab->a", x, y), jnp.einsum("ab,cd->abcd", x, w),
-                                  jnp.einsum("ab,ab->", x, y), lax.dot_general(x, y, (((0,), (0,)), ((), ())), preferred_element_type=f32)), X, Y, W),
+    "shapes": (
+        lambda x: (
+            x.T,
+            x.reshape(3, 8),
+            x[1:3, ::2],
+            x[::-1],
+            jnp.concatenate([x, x[:1]]),
+            jnp.tile(x, (2, 1)),
+            x[None, :, None],
+            jnp.repeat(x, 2, axis=1),
+            jnp.roll(x, 1, axis=0),
+            jnp.stack([x, -x], 1),
+            jnp.flip(x, 1),
+        ),
+        X,
+    ),
+    "pads": (
+        lambda x: (
+            jnp.pad(x, ((1, 2), (0, 3)), constant_values=2.0),
+            lax.pad(x, 1.0, ((0, 1, 2), (-1, 2, 0))),
+            lax.pad(x, 0.0, ((1, 0, 0), (2, -3, 1))),
+        ),
+        X,
+    ),
+    "made": (
+        lambda x: (
+            x + jnp.arange(6),
+            x * jnp.eye(4, 6),
+            jnp.tril(x),
+            jnp.linspace(0, 1, 4)[:, None] * x,
+            lax.broadcasted_iota(f32, (4, 6), 1) + x,
+        ),
+        X,
+    ),
+    "products": (
+        lambda x, y, w: (
+            x @ w,
+            x @ y.T,
+            jnp.einsum("ab,cb->ac", x, y),
+            jnp.einsum("ab,ab->a", x, y),
+            jnp.einsum("ab,cd->abcd", x, w),
+            jnp.einsum("ab,ab->", x, y),
+            lax.dot_general(x, y, (((0,), (0,)), ((), ())), preferred_element_type=f32),
+        ),
+        X,
+        Y,
+        W,
+    ),
     "products of whole numbers": (lambda t: (t @ t.T, jnp.einsum("ab,ab->a", t, t)), T),
-    "sums": (lambda x, t: (x.sum(), x.sum(1), x.mean((0, 1)), x.max(0), x.min(), x.prod(1), t.sum(0), (t > 0).all(1), (t > 0).any(), jnp.var(x)), X, T),
-    "running": (lambda x: (jnp.cumsum(x, 0), jnp.cumprod(x, 1), lax.cummax(x, 1), lax.cummin(x, 0, reverse=True), lax.cumlogsumexp(x, 1),
-                           lax.cumsum(x, 1, reverse=True)), X),
-    "windows": (lambda x: (lax.reduce_window(x, -jnp.inf, lax.max, (2, 3), (1, 2), "VALID"), lax.reduce_window(x, 0.0, lax.add, (2, 2), (2, 1), "SAME")), X),
-    "ties": (lambda t: (jnp.argmax(t, 1), jnp.argmin(t, 0), lax.top_k(t, 3), jnp.argsort(t, 1), jnp.sort(t, 0), jnp.argmax(t)), T),
-    "orders": (lambda x, t: (jnp.sort(x, 1), lax.sort((t, x), num_keys=1), lax.sort((t, t[:, ::-1], x), dimension=0, num_keys=2), jnp.lexsort((t[0], t[1]))), X, T),
-    "indexed": (lambda x, i: (x[i], x[i, i], x[:, i], x[i, :2], x[i][:, 1:3]), X, I),
-    "taken": (lambda x, i: (jnp.take(x, i, axis=0), jnp.take(x, i, axis=1, mode="clip"), jnp.take(x, i, axis=1, mode="wrap"),
-                            jnp.take(x, i, axis=0, mode="fill", fill_value=7.0)), X, I),
-    "taken along": (lambda x, t: (jnp.take_along_axis(x, t, axis=1), jnp.take_along_axis(x, t[:, :2], axis=1), jnp.take_along_axis(x, t, axis=0)), X, T),
-    "taken whole": (lambda t, i: (jnp.take(t, i, axis=0), t[i]), T, I),
-    "sliced": (lambda x, i: (lax.dynamic_slice(x, (i[0], i[1]), (2, 3)), lax.dynamic_index_in_dim(x, i[2], 1), lax.dynamic_slice_in_dim(x, 2, 3, 1)), X, I),
-    "updated": (lambda x, i: (lax.dynamic_update_slice(x, x[:2, :3] * 2, (i[0], i[1])), lax.dynamic_update_index_in_dim(x, x[0], i[2], 0),
-                              lax.dynamic_update_slice(x, x[:2, :3] * 2, (1, 9))), X, I),
-    "windows at data": (lambda x, i: jax.vmap(lambda s: lax.dynamic_slice(x, (s, s + 1), (2, 3)))(i), X, I),
-    "set": (lambda x, i: (x.at[i[0]].set(5.0), x.at[1].set(2.0), x.at[i[1], i[2]].set(3.0), x.at[i[0]].set(1.0, mode="clip"), x.at[:, i[3]].set(0.0),
-                          x.at[9].set(1.0), x.at[jnp.array([3, 1, 9])].set(x[:3])), X, I),
-    "added": (lambda x, i: (x.at[i].add(x[0]), x.at[i, i].add(1.0), x.at[:, i].add(2.0), x.at[i].add(1.0, mode="clip"), x.at[1:3].add(1.0)), X, I),
-    "combined": (lambda x, i: (x.at[i].max(0.5), x.at[i].min(-0.5), x.at[i, i].mul(2.0)), X, I),
-    "gradients of lookups": (jax.grad(lambda x, i: jnp.sum(jnp.take(x, i, axis=0, mode="fill", fill_value=0.0) ** 2) + jnp.sum(x[jnp.clip(i, 0, 3)] ** 3)), X, I),
-    "gradients of orders": (jax.grad(lambda x: jnp.sum(lax.top_k(x, 2)[0] ** 2) + jnp.sum(jnp.max(x, 1) ** 2) + jnp.sum(jnp.sort(x, 1)[:, :2] ** 2)), X),
-    "convolutions": (lambda a, k: (lax.conv(a, k, (1, 2), "SAME"), lax.conv_general_dilated(a, k, (2, 1), ((1, 0), (2, 1)), (1, 2), (2, 1)),
-                                   lax.conv_general_dilated(jnp.moveaxis(a, 1, -1), jnp.transpose(k, (2, 3, 1, 0)), (1, 1), "VALID",
-                                                            dimension_numbers=("NHWC", "HWIO", "NHWC"))), S(2, 3, 7, 6), S(4, 3, 2, 3)),
-    "gradient of a convolution": (jax.grad(lambda a, k: jnp.sum(lax.conv(a, k, (2, 1), "SAME") ** 2), (0, 1)), S(2, 3, 7, 6), S(4, 3, 2, 3)),
-    "loops": (lambda x: (lax.scan(lambda c, r: (c + r, c * 2), x[0], x), lax.scan(lambda c, r: (c * r, c), x[0], x, reverse=True),
-                         lax.fori_loop(0, 3, lambda i, c: c * i + x, x), lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x))), X),
-    "branches": (lambda x: (lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), lax.switch(jnp.int32(x[0, 0] * 9), [jnp.sin, jnp.cos, jnp.tanh], x)), X),
-    "calls": (lambda x: (jax.jit(jnp.sin)(x), jax.checkpoint(jnp.cos)(x), jax.nn.relu(x), jax.nn.silu(x), jax.nn.softmax(x), jax.nn.logsumexp(x, 1),
-                         jax.nn.one_hot(jnp.argmax(x, 1), 6), jax.vmap(jnp.dot)(x, x)), X),
-    "random": (lambda key: (jax.random.bits(key, (3, 5)), jax.random.uniform(key, (4, 2)), jax.random.bernoulli(key, 0.3, (6,)), jax.random.key_data(
-        jax.random.split(jax.random.wrap_key_data(key), 3)), jax.random.fold_in(key, 7), jax.random.uniform(jax.random.PRNGKey(3), (2,), minval=-1.0)), KEY),
+    "sums": (
+        lambda x, t: (
+            x.sum(),
+            x.sum(1),
+            x.mean((0, 1)),
+            x.max(0),
+            x.min(),
+            x.prod(1),
+            t.sum(0),
+            (t > 0).all(1),
+            (t > 0).any(),
+            jnp.var(x),
+        ),
+        X,
+        T,
+    ),
+    "running": (
+        lambda x: (
+            jnp.cumsum(x, 0),
+            jnp.cumprod(x, 1),
+            lax.cummax(x, 1),
+            lax.cummin(x, 0, reverse=True),
+            lax.cumlogsumexp(x, 1),
+            lax.cumsum(x, 1, reverse=True),
+        ),
+        X,
+    ),
+    "windows": (
+        lambda x: (
+            lax.reduce_window(x, -jnp.inf, lax.max, (2, 3), (1, 2), "VALID"),
+            lax.reduce_window(x, 0.0, lax.add, (2, 2), (2, 1), "SAME"),
+        ),
+        X,
+    ),
+    "ties": (
+        lambda t: (jnp.argmax(t, 1), jnp.argmin(t, 0), lax.top_k(t, 3), jnp.argsort(t, 1), jnp.sort(t, 0), jnp.argmax(t)),
+        T,
+    ),
+    "orders": (
+        lambda x, t: (
+            jnp.sort(x, 1),
+            lax.sort((t, x), num_keys=1),
+            lax.sort((t, t[:, ::-1], x), dimension=0, num_keys=2),
+            jnp.lexsort((t[0], t[1])),
+        ),
+        X,
+        T,
+    ),
+    "indexed": (lambda x, i: (x[i], x[i, i], x[:, i], x[i, :2], x[i][:, 1:3]), X, IDS),
+    "taken": (
+        lambda x, i: (
+            jnp.take(x, i, axis=0),
+            jnp.take(x, i, axis=1, mode="clip"),
+            jnp.take(x, i, axis=1, mode="wrap"),
+            jnp.take(x, i, axis=0, mode="fill", fill_value=7.0),
+        ),
+        X,
+        IDS,
+    ),
+    "taken along": (
+        lambda x, t: (
+            jnp.take_along_axis(x, t, axis=1),
+            jnp.take_along_axis(x, t[:, :2], axis=1),
+            jnp.take_along_axis(x, t, axis=0),
+        ),
+        X,
+        T,
+    ),
+    "taken whole": (lambda t, i: (jnp.take(t, i, axis=0), t[i]), T, IDS),
+    "sliced": (
+        lambda x, i: (
+            lax.dynamic_slice(x, (i[0], i[1]), (2, 3)),
+            lax.dynamic_index_in_dim(x, i[2], 1),
+            lax.dynamic_slice_in_dim(x, 2, 3, 1),
+        ),
+        X,
+        IDS,
+    ),
+    "updated": (
+        lambda x, i: (
+            lax.dynamic_update_slice(x, x[:2, :3] * 2, (i[0], i[1])),
+            lax.dynamic_update_index_in_dim(x, x[0], i[2], 0),
+            lax.dynamic_update_slice(x, x[:2, :3] * 2, (1, 9)),
+        ),
+        X,
+        IDS,
+    ),
+    "windows at data": (lambda x, i: jax.vmap(lambda s: lax.dynamic_slice(x, (s, s + 1), (2, 3)))(i), X, IDS),
+    "set": (
+        lambda x, i: (
+            x.at[i[0]].set(5.0),
+            x.at[1].set(2.0),
+            x.at[i[1], i[2]].set(3.0),
+            x.at[i[0]].set(1.0, mode="clip"),
+            x.at[:, i[3]].set(0.0),
+            x.at[9].set(1.0),
+            x.at[jnp.array([3, 1, 9])].set(x[:3]),
+        ),
+        X,
+        IDS,
+    ),
+    "added": (
+        lambda x, i: (
+            x.at[i].add(x[0]),
+            x.at[i, i].add(1.0),
+            x.at[:, i].add(2.0),
+            x.at[i].add(1.0, mode="clip"),
+            x.at[1:3].add(1.0),
+        ),
+        X,
+        IDS,
+    ),
+    "combined": (lambda x, i: (x.at[i].max(0.5), x.at[i].min(-0.5), x.at[i, i].mul(2.0)), X, IDS),
+    "gradients of lookups": (
+        jax.grad(
+            lambda x, i: jnp.sum(jnp.take(x, i, axis=0, mode="fill", fill_value=0.0) ** 2) + jnp.sum(x[jnp.clip(i, 0, 3)] ** 3)
+        ),
+        X,
+        IDS,
+    ),
+    "gradients of orders": (
+        jax.grad(
+            lambda x: jnp.sum(lax.top_k(x, 2)[0] ** 2) + jnp.sum(jnp.max(x, 1) ** 2) + jnp.sum(jnp.sort(x, 1)[:, :2] ** 2)
+        ),
+        X,
+    ),
+    "convolutions": (
+        lambda a, k: (
+            lax.conv(a, k, (1, 2), "SAME"),
+            lax.conv_general_dilated(a, k, (2, 1), ((1, 0), (2, 1)), (1, 2), (2, 1)),
+            lax.conv_general_dilated(
+                jnp.moveaxis(a, 1, -1),
+                jnp.transpose(k, (2, 3, 1, 0)),
+                (1, 1),
+                "VALID",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            ),
+        ),
+        S(2, 3, 7, 6),
+        S(4, 3, 2, 3),
+    ),
+    "gradient of a convolution": (
+        jax.grad(lambda a, k: jnp.sum(lax.conv(a, k, (2, 1), "SAME") ** 2), (0, 1)),
+        S(2, 3, 7, 6),
+        S(4, 3, 2, 3),
+    ),
+    "loops": (
+        lambda x: (
+            lax.scan(lambda c, r: (c + r, c * 2), x[0], x),
+            lax.scan(lambda c, r: (c * r, c), x[0], x, reverse=True),
+            lax.fori_loop(0, 3, lambda i, c: c * i + x, x),
+            lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x)),
+        ),
+        X,
+    ),
+    "branches": (
+        lambda x: (
+            lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
+            lax.switch(jnp.int32(x[0, 0] * 9), [jnp.sin, jnp.cos, jnp.tanh], x),
+        ),
+        X,
+    ),
+    "calls": (
+        lambda x: (
+            jax.jit(jnp.sin)(x),
+            jax.checkpoint(jnp.cos)(x),
+            jax.nn.relu(x),
+            jax.nn.silu(x),
+            jax.nn.softmax(x),
+            jax.nn.logsumexp(x, 1),
+            jax.nn.one_hot(jnp.argmax(x, 1), 6),
+            jax.vmap(jnp.dot)(x, x),
+        ),
+        X,
+    ),
+    "random": (
+        lambda key: (
+            jax.random.bits(key, (3, 5)),
+            jax.random.uniform(key, (4, 2)),
+            jax.random.bernoulli(key, 0.3, (6,)),
+            jax.random.key_data(jax.random.split(jax.random.wrap_key_data(key), 3)),
+            jax.random.fold_in(key, 7),
+            jax.random.uniform(jax.random.PRNGKey(3), (2,), minval=-1.0),
+        ),
+        KEY,
+    ),
     "random normal": (lambda key: jax.random.normal(key, (16,)), KEY),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -188,12 +452,23 @@ def that_may_not_meet(x):
 REFUSED = {
     "primitive": (split(lambda x: jnp.linalg.cholesky(jnp.outer(x, x))), "the primitive cholesky: it has no exact graph yet"),
     "callback": (split(lambda x: jax.pure_callback(np.sin, S(4), x)), "the primitive pure_callback: it has no exact graph yet"),
-    "loop": (split(whose_end_is_data), "the primitive while: how often it runs depends on data; write a loop of a fixed length"),
-    "branch": (split(that_may_not_meet), "the primitive cond: a branch on data communicates, so whether the ranks meet depends on data"),
-    "bits": (split(lambda x: lax.bitcast_convert_type(x, i32)),
-             "the primitive bitcast_convert_type: the bits of float32 as int32 are no function of numbers"),
-    "mesh": (split(lambda x: x, 4), "the primitive shard_map: it is over the mesh {'tp': 4}, and mesh= says {'tp': 2}; write the same for both"),
-}  # fmt: skip
+    "loop": (
+        split(whose_end_is_data),
+        "the primitive while: how often it runs depends on data; write a loop of a fixed length",
+    ),
+    "branch": (
+        split(that_may_not_meet),
+        "the primitive cond: a branch on data communicates, so whether the ranks meet depends on data",
+    ),
+    "bits": (
+        split(lambda x: lax.bitcast_convert_type(x, i32)),
+        "the primitive bitcast_convert_type: the bits of float32 as int32 are no function of numbers",
+    ),
+    "mesh": (
+        split(lambda x: x, 4),
+        "the primitive shard_map: it is over the mesh {'tp': 4}, and mesh= says {'tp': 2}; write the same for both",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -78,7 +78,8 @@ def trace(function: Callable[..., Any], args: Sequence[Any], side: str) -> Trace
 def _once(function: Callable[..., Any], args: Sequence[Any], side: str) -> Traced:
     shapes = jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tuple(args))
     try:
-        jaxpr, results = jax.make_jaxpr(function, return_shape=True)(*shapes)
+        fresh = lambda *args: function(*args)  # noqa: E731 # JAX would not trace the same function twice
+        jaxpr, results = jax.make_jaxpr(fresh, return_shape=True)(*shapes)
     except GraphGuardError:
         raise
     except Exception as error:
