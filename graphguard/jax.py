@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphguard.capture.front import Captured
+from graphguard.capture.hlo.front import texts
 from graphguard.capture.jax.front import functions
+from graphguard.errors import UsageError
 from graphguard.pipeline import Job, run
 from graphguard.report.report import Report
 from graphguard.scope import counted
 
-__all__ = ["capture", "verify"]
+__all__ = ["capture", "verify", "verify_hlo"]
 Range = tuple[float | None, float | None]
 
 
@@ -53,3 +55,34 @@ def capture(
 ) -> Captured:
     """The graphs of two functions: the sequential one, every rank's, and the input relation."""
     return functions(sequential, distributed, mesh, args, ranges).capture()
+
+
+@counted
+def verify_hlo(
+    before: str,
+    after: str,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    ranges: Mapping[str, Range] | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    limits: Mapping[str, int] | None = None,
+) -> Report:
+    """Whether what XLA's partitioner wrote computes what it was given, for all inputs: of a program under `jax.jit` with shardings.
+
+    before, after: the files that `XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text --xla_dump_hlo_pass_re=spmd.*"` leaves,
+        `*.before_spmd-partitioning.txt` and `*.after_spmd-partitioning.*.txt`. Shardings of arguments and results are read from the
+        first one.
+    mesh: `{axis: size}`, for the words of the report; the devices in a row, if it is left out.
+    ranges: `{name: (low, high)}`, low <= v < high, for arguments that index; their names are those that the first file has.
+    """
+    contents = [_text_of(file) for file in (before, after)]
+    return run(Job(texts(contents[0], contents[1], mesh, ranges, (before, after)), (), trials, seed, limits))
+
+
+def _text_of(file: str) -> str:
+    try:
+        with open(file, encoding="utf-8") as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None

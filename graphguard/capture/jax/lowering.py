@@ -99,18 +99,22 @@ class Lowering:
         try:
             if name not in (*CALLS, "shard_map"):
                 operands = [self.whole(operand) for operand in operands]
-            results = self._folded(equation, operands)
-            if results is None:
-                lower = RULES.get(name)
-                if lower is None:
-                    raise CaptureError("it has no exact graph yet")
-                made = lower(self, equation, *operands)
-                results = list(made) if equation.primitive.multiple_results else [made]
-            return [self._typed(each, variable.aval) for each, variable in zip(results, equation.outvars, strict=True)]
+            return self.applied(equation, operands)
         except _Located:
             raise
         except CaptureError as error:
             raise _Located(_sentence(name, source, error)) from None
+
+    def applied(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """What a primitive gives: at once, if that is known, or by its rule."""
+        results: list[Any] | None = self._folded(equation, operands)
+        if results is None:
+            lower = RULES.get(equation.primitive.name)
+            if lower is None:
+                raise CaptureError("it has no exact graph yet")
+            made = lower(self, equation, *operands)
+            results = list(made) if equation.primitive.multiple_results else [made]
+        return [self._typed(each, variable.aval) for each, variable in zip(results, equation.outvars, strict=True)]
 
     def _folded(self, equation: Any, operands: list[Any]) -> list[Known] | None:
         if len(equation.outvars) != 1 or not all(isinstance(operand, Known) for operand in operands):

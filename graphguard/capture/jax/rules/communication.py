@@ -54,6 +54,8 @@ def axis_index(low: Lowering, equation: Any) -> Known:
 
 
 def _along(params: Any, name: str = "axis_name") -> Along:
+    if isinstance(params[name], Along):
+        return params[name]
     groups = params.get("axis_index_groups")
     return Along(axes_of(params[name]), None if groups is None else tuple(map(tuple, groups)))
 
@@ -116,7 +118,7 @@ def broadcast(low: Lowering, equation: Any, x: Any) -> Value:
 @rule("ppermute")
 def ppermute(low: Lowering, equation: Any, x: Any) -> Any:
     """Who is sent nothing has zeros. Ranks that only send, or only receive, are walked by themselves."""
-    x, along = low.tensor(x), Along(axes_of(equation.params["axis_name"]))
+    x, along = low.tensor(x), _along(equation.params)
     count = low.build.places.size(along)
     target, origin = np.full(count, -1), np.full(count, -1)
     for source, goal in equation.params["perm"]:
