@@ -101,7 +101,19 @@ class Intervals:
     def decided(self, mask: Value) -> bool | None:
         """Whether a comparison of whole numbers holds everywhere, or nowhere; None if that is not known."""
         node = self._build.made.get(mask)
-        if node is None or not node.op.endswith(".Scalar") or not is_whole(_operand(node).dtype):
+        name = "" if node is None else node.op.split(".")[1]
+        if node is None or not mask.numel:
+            return None
+        if name in ("view", "expand", "permute", "all", "any"):
+            return self.decided(_operand(node))
+        if name == "bitwise_not":
+            settled = self.decided(_operand(node))
+            return None if settled is None else not settled
+        if name in ("bitwise_and", "bitwise_or") and isinstance(node.args[1], Value):
+            both = [self.decided(each) for each in (_operand(node), node.args[1])]
+            ends = name == "bitwise_or"  # what one of them alone decides
+            return ends if ends in both else None if None in both else not ends
+        if not node.op.endswith(".Scalar") or not is_whole(_operand(node).dtype):
             return None
         mine = self.of(_operand(node))
         for holds in (True, False):

@@ -21,7 +21,7 @@ from graphguard.capture.jax.mesh import Along
 from graphguard.capture.jax.sources import is_backward, source_of
 from graphguard.errors import CaptureError
 from graphguard.graph.ir import Source, Value
-from graphguard.graph.rank_class import Numbers
+from graphguard.graph.rank_class import Numbers, PerRank
 
 Spec = tuple[tuple[str, ...], ...]  # by dim, the axes that split it
 
@@ -176,8 +176,12 @@ class Lowering:
 
     def scalar(self, x: Any) -> Any:
         """A number, where ATen takes one in the place of a second operand; else a tensor."""
-        if isinstance(x, Known) and not x.shape and x.dtype != "bool":
-            number = x.number()
+        node = self.build.made.get(x) if isinstance(x, Value) else None
+        if node is not None and node.op == "aten.full.default" and type(node.args[1]) in (int, float, PerRank):
+            return node.args[1]
+        if isinstance(x, Known) and x.size and x.dtype != "bool":
+            flat = x.array.reshape(x.array.shape[0], -1)
+            number = Known(flat[:, 0]).number() if _all_equal(flat, flat[:, :1]) else flat
             if not isinstance(number, np.ndarray):
                 return number
         return self.tensor(x)

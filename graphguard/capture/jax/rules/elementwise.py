@@ -47,7 +47,7 @@ def unary(low: Lowering, equation: Any, x: Any) -> Value:
 def binary(low: Lowering, equation: Any, a: Any, b: Any) -> Value:
     name = equation.primitive.name
     op = _BINARY[name]
-    if isinstance(a, Known) and name in _SYMMETRIC:
+    if name in _SYMMETRIC and (isinstance(a, Known) or (_is_number(low, a) and not _is_number(low, b))):
         a, b = b, a
     if isinstance(a, Known) and name == "sub" and not isinstance(low.scalar(a), Value):
         return low.wrapped(low.build.aten("rsub.Scalar", low.tensor(b), low.scalar(a)), _dtype(equation))
@@ -61,10 +61,15 @@ def binary(low: Lowering, equation: Any, a: Any, b: Any) -> Value:
 @rule(*_SWAPPED)
 def compared(low: Lowering, equation: Any, a: Any, b: Any) -> Value:
     name = equation.primitive.name
-    if isinstance(a, Known):
+    if isinstance(a, Known) or (_is_number(low, a) and not _is_number(low, b)):
         a, b, name = b, a, _SWAPPED[name]
     x, y = low.tensor(a), low.scalar(b)
     return _spread(low, low.build.aten(f"{name}.{'Tensor' if isinstance(y, Value) else 'Scalar'}", x, y), equation)
+
+
+def _is_number(low: Lowering, x: Any) -> bool:
+    """Whether all elements are one number, which may be another one on each rank."""
+    return isinstance(x, Known) or not isinstance(low.scalar(x), Value)
 
 
 def _spread(low: Lowering, x: Value, equation: Any) -> Value:
@@ -169,6 +174,8 @@ def rounded(low: Lowering, equation: Any, x: Any) -> Value:
 def clamp(low: Lowering, equation: Any, least: Any, x: Any, most: Any) -> Value:
     bounds = [uniform(low, each) for each in (least, most)]
     if None not in bounds:
+        if isinstance(x, Value) and is_whole(x.dtype) and low.intervals.of(x).within(*bounds):
+            return x
         return low.build.aten("clamp", low.tensor(x), *bounds)
     return low.build.aten("clamp.Tensor", low.tensor(x), low.tensor(least), low.tensor(most))
 
@@ -184,8 +191,8 @@ def uniform(low: Lowering, x: Any) -> Any:
 
 @rule("select_n")
 def select(low: Lowering, equation: Any, which: Any, *cases: Any) -> Any:
-    if isinstance(which, Known) and not which.shape and which.is_same:
-        return cases[int(which.numbers[0])]
+    if isinstance(which, Known) and which.uniform() is not None and tuple(cases[int(which.uniform())].shape) == _shape(equation):
+        return cases[int(which.uniform())]
     if len(cases) == 1:
         return cases[0]
     if len(cases) > 2:
@@ -196,10 +203,34 @@ def select(low: Lowering, equation: Any, which: Any, *cases: Any) -> Any:
             )
         return found
     mask = low.tensor(which)
+    inside = _none_of(low, mask)
+    if inside is not None:  # which is one range, where the mask is two
+        mask, cases = inside, cases[::-1]
     settled = low.intervals.decided(mask)
     if settled is not None and tuple(cases[settled].shape) == _shape(equation):
         return cases[settled]
     return low.build.aten("where.self", mask, low.tensor(cases[1]), low.tensor(cases[0]))
+
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+
+
+def _none_of(low: Lowering, mask: Value) -> Value | None:
+    """Where neither of two comparisons of whole numbers holds; None if a mask is not one of either."""
+    node = low.build.made.get(mask)
+    if node is not None and node.op in ("aten.view.default", "aten.expand.default"):
+        inner = _none_of(low, node.args[0])  # type: ignore[arg-type]
+        return None if inner is None else low.build.aten(node.op.split(".")[1], inner, node.args[1])
+    if node is None or node.op != "aten.bitwise_or.Tensor":
+        return None
+    parts = [low.build.made.get(each) for each in node.args]  # type: ignore[arg-type]
+    others = []
+    for part in parts:
+        name = "" if part is None else part.op.split(".")[1]
+        if part is None or name not in _OPPOSITE or not part.op.endswith(".Scalar") or not is_whole(part.args[0].dtype):  # type: ignore[union-attr]
+            return None
+        others.append(low.build.aten(f"{_OPPOSITE[name]}.Scalar", *part.args))
+    return low.build.aten("bitwise_and.Tensor", *others)
 
 
 @rule("is_finite")

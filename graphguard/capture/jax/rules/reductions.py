@@ -75,6 +75,8 @@ def reduce_logic(low: Lowering, equation: Any, x: Any) -> Value:
     x = low.tensor(x)
     if x.dtype != "bool":
         raise CaptureError("of whole numbers it has no exact graph yet")
+    if all(x.shape[axis] == 1 for axis in equation.params["axes"]):
+        return low.view(x, shape_of(equation))
     op = "all.dims" if equation.primitive.name == "reduce_and" else "any.dims"
     return low.build.aten(op, x, list(equation.params["axes"]))
 
