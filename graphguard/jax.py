@@ -68,11 +68,11 @@ def verify_hlo(
     seed: int = 0,
     limits: Mapping[str, int] | None = None,
 ) -> Report:
-    """Whether what XLA's partitioner wrote computes what it was given, for all inputs: of a program under `jax.jit` with shardings.
+    """Whether what XLA's partitioner wrote computes what it was given, for all inputs: for `jax.jit` with shardings.
 
     before, after: the files that `XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text --xla_dump_hlo_pass_re=spmd.*"` leaves,
-        `*.before_spmd-partitioning.txt` and `*.after_spmd-partitioning.*.txt`. Shardings of arguments and results are read from the
-        first one.
+        `*.before_spmd-partitioning.txt` and `*.after_spmd-partitioning.*.txt`. Shardings of arguments and results are read
+        from the first one.
     mesh: `{axis: size}`, for the words of the report; the devices in a row, if it is left out.
     ranges: `{name: (low, high)}`, low <= v < high, for arguments that index; their names are those that the first file has.
     """

@@ -247,7 +247,12 @@ PROGRAMS = {
         X,
         T,
     ),
-    "taken whole": (lambda t, i: (jnp.take(t, i, axis=0), t[i]), T, IDS),
+    "taken whole": (
+        lambda t, u, i: (jnp.take(t, i, axis=0), t[i], jnp.take(u, i, axis=0), jnp.take(t > 0, i, axis=0)),
+        T,
+        U,
+        IDS,
+    ),
     "sliced": (
         lambda x, i: (
             lax.dynamic_slice(x, (i[0], i[1]), (2, 3)),
@@ -431,6 +436,34 @@ def test_what_a_rank_reads_outside_is_not_assumed_away():
     args, ranges = (S(8, 4), S(3, dtype=i32)), {"ids": (0, 8)}
     assert gg_jax.verify(rows, split(shifted), mesh={"tp": 2}, args=args, ranges=ranges).verdict != "refuted"
     assert gg_jax.verify(rows, split(wrong), mesh={"tp": 2}, args=args, ranges=ranges).verdict == "refuted"
+
+
+def test_an_index_that_no_input_decides_is_taken_as_it_is():
+    """Row -1 is the last one: nothing is assumed of it."""
+
+    def rolled(x):
+        return x[jnp.arange(4) - 1]
+
+    report = gg_jax.verify(rolled, split(rolled), mesh={"tp": 2}, args=(S(4, 2),))
+    assert report.verdict == "verified" and not any("indices" in text for text in report.assumptions)
+    assert gg_jax.verify(rolled, split(lambda x: x), mesh={"tp": 2}, args=(S(4, 2),)).verdict == "refuted"
+
+
+def test_a_stated_range_with_negative_indices_needs_no_assumption():
+    def last(x, lengths):
+        return x[lengths - 1]
+
+    report = gg_jax.verify(last, split(last), mesh={"tp": 2}, args=(S(4, 2), S(3, dtype=i32)), ranges={"lengths": (0, 5)})
+    assert report.verdict == "verified" and not any("indices" in text for text in report.assumptions)
+
+
+def test_what_is_computed_outside_of_the_shard_map_is_left_to_xla_and_that_is_listed():
+    doubled = split(lambda x: x * 2)
+    outside = "outside of shard_map, XLA splits what it computes over the devices without changing it"
+    alone = gg_jax.verify(lambda x: x * 2, doubled, mesh={"tp": 2}, args=(S(4),))
+    around = gg_jax.verify(lambda x: jnp.sin(x * 2), lambda x: jnp.sin(doubled(x)), mesh={"tp": 2}, args=(S(4),))
+    assert alone.verdict == around.verdict == "verified"
+    assert outside not in alone.assumptions and outside in around.assumptions
 
 
 def test_partly_manual_axes_are_an_assumption():

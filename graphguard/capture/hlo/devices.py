@@ -75,10 +75,10 @@ def pairs_of(attributes: str) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------------- shardings
 def parts_of(sharding: str | None, rank: int) -> list[tuple[int, int]]:
     """By dim, which of how many parts a device has; nothing where it has all."""
-    if sharding is None or sharding.startswith(("{replicated", "{maximal")) and "devices" not in sharding:
-        if sharding is not None and "maximal" in sharding:
-            raise CaptureError(f"the sharding {sharding} has an array on one device, which is not modelled")
+    if sharding is None or sharding.startswith("{replicated"):
         return []
+    if sharding.startswith("{maximal"):
+        raise CaptureError(f"the sharding {sharding} has an array on one device, which is not modelled")
     found = re.search(r"devices=(\S+?)[\s}]", sharding + " ")
     if found is None or "last_tile_dims" in sharding or "manual" in sharding or "unreduced" in sharding:
         raise CaptureError(f"the sharding {sharding} is not modelled")

@@ -96,7 +96,9 @@ class HloFrontEnd:
         for name, whole, part in zip(names, self.before.parameters, self.after.parameters, strict=True):
             cut = _cut(builder, name, whole.type, whole.sharding, rank)
             if cut.shape != part.type[1]:
-                raise GraphFormatError(f"the argument {name} is {part.type[1]} on a device, where its sharding says {cut.shape}")
+                raise GraphFormatError(
+                    f"the argument {name} is {part.type[1]} on a device, where its sharding says {cut.shape}"
+                )
             builder.outputs[name] = cut
         return _named(builder.graph(), f"inputs of rank {rank}")
 

@@ -23,12 +23,12 @@ from graphguard.errors import CaptureError
 MOST_STEPS, MOST_INSTRUCTIONS = 100_000, 2_000_000
 # Of the same meaning, and without arguments of their own.
 _NAMES = {
-    "subtract": "sub", "multiply": "mul", "divide": "div", "maximum": "max", "minimum": "min", "exponential": "exp", "negate": "neg",
-    "power": "pow", "remainder": "rem", "cosine": "cos", "sine": "sin", "exponential-minus-one": "expm1", "log-plus-one": "log1p",
-    "is-finite": "is_finite", "shift-left": "shift_left", "shift-right-logical": "shift_right_logical",
+    "subtract": "sub", "multiply": "mul", "divide": "div", "maximum": "max", "minimum": "min", "exponential": "exp",
+    "negate": "neg", "power": "pow", "remainder": "rem", "cosine": "cos", "sine": "sin", "exponential-minus-one": "expm1",
+    "log-plus-one": "log1p", "is-finite": "is_finite", "shift-left": "shift_left", "shift-right-logical": "shift_right_logical",
     "shift-right-arithmetic": "shift_right_arithmetic", "bitcast": "reshape",
-    **{name: name for name in ("add", "and", "or", "xor", "not", "abs", "sign", "floor", "ceil", "log", "tanh", "logistic", "sqrt", "rsqrt",
-                               "cbrt", "tan", "erf", "atan2", "clamp", "reshape")},
+    **{name: name for name in ("add", "and", "or", "xor", "not", "abs", "sign", "floor", "ceil", "log", "tanh",
+                               "logistic", "sqrt", "rsqrt", "cbrt", "tan", "erf", "atan2", "clamp", "reshape")},
 }  # fmt: skip
 _IDENTITIES = ("copy", "optimization-barrier", "copy-start", "copy-done", "domain")
 _NEUTRAL = {"add": 0, "multiply": 1, "maximum": -math.inf, "minimum": math.inf, "and": True, "or": False}
@@ -49,6 +49,7 @@ def _of(op: str) -> Callable[[_Read], _Read]:
 class Reader(Lowering):
     def __init__(self, builder: Builder, module: Module):
         super().__init__(builder)
+        self.inside = 1  # all of it is what a device does
         self.module = module
         self._order = {name: place for place, name in enumerate(module.computations)}
         self._left = MOST_INSTRUCTIONS
@@ -259,7 +260,10 @@ def _concatenate(reader: Reader, each: Instruction) -> tuple[str, dict[str, Any]
 
 @_of("slice")
 def _slice(reader: Reader, each: Instruction) -> tuple[str, dict[str, Any]]:
-    cuts = [[int(number) for number in cut.split(":")] for cut in re.findall(r"\[(\d+:\d+(?::\d+)?)\]", each.attributes.split("slice=")[1])]
+    cuts = [
+        [int(number) for number in cut.split(":")]
+        for cut in re.findall(r"\[(\d+:\d+(?::\d+)?)\]", each.attributes.split("slice=")[1])
+    ]
     starts, stops, steps = zip(*((*cut, 1)[:3] for cut in cuts), strict=True)
     return "slice", {"start_indices": starts, "limit_indices": stops, "strides": steps}
 
@@ -331,7 +335,12 @@ def _permute(reader: Reader, each: Instruction) -> tuple[str, dict[str, Any]]:
 def _gather(reader: Reader, each: Instruction) -> tuple[str, dict[str, Any]]:
     keys = ("offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims", "start_indices_batching_dims")
     numbers = SimpleNamespace(**{key: each.numbers(key) for key in keys})
-    return "gather", {"dimension_numbers": numbers, "slice_sizes": each.numbers("slice_sizes"), "mode": "clip", "fill_value": None}
+    return "gather", {
+        "dimension_numbers": numbers,
+        "slice_sizes": each.numbers("slice_sizes"),
+        "mode": "clip",
+        "fill_value": None,
+    }
 
 
 @_of("scatter")
@@ -341,7 +350,8 @@ def _scatter(reader: Reader, each: Instruction) -> tuple[str, dict[str, Any]]:
     if how not in names:
         raise CaptureError(f"a scatter by {how!r} has no exact graph yet")
     keys = ("update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims", "scatter_indices_batching_dims")
-    numbers = SimpleNamespace(**{key: each.numbers(key) for key in keys}, operand_batching_dims=each.numbers("input_batching_dims"))
+    numbers = SimpleNamespace(
+        **{key: each.numbers(key) for key in keys}, operand_batching_dims=each.numbers("input_batching_dims")
+    )
     unique = "unique_indices=true" in each.attributes
     return names[how], {"dimension_numbers": numbers, "mode": "drop", "unique_indices": unique}
-

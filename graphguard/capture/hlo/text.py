@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from graphguard.errors import CaptureError, GraphFormatError
 from graphguard.graph.ir import Source
 
-DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "s64": "int64", "s32": "int32", "s16": "int16",
-          "s8": "int8", "u8": "uint8", "u32": "uint32", "pred": "bool"}  # fmt: skip
+DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "s64": "int64", "s32": "int32",
+          "s16": "int16", "s8": "int8", "u8": "uint8", "u32": "uint32", "pred": "bool"}  # fmt: skip
 MOST_FRAMES = 5
 Type = tuple[str, tuple[int, ...]]  # the dtype in JAX, and the shape
 
@@ -19,6 +19,10 @@ _FRAME = re.compile(r"(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)")
 _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+
+class _Unreadable(ValueError):
+    """With words for the user."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def braced(text: str, start: int) -> str:
         depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(text[place], 0)
         if depth == 0:
             return text[start : place + 1]
-    raise ValueError("a brace is not closed")
+    raise _Unreadable("a brace is not closed")
 
 
 def parse(text: str, file: str) -> Module:
@@ -130,8 +134,10 @@ def parse(text: str, file: str) -> Module:
     for number, line in enumerate(re.sub(r"/\*.*?\*/", "", text).splitlines(), 1):
         try:
             section = _read(module, line, section)
-        except (ValueError, KeyError, IndexError, CaptureError) as error:
+        except _Unreadable as error:
             raise GraphFormatError(f"{file}: line {number} cannot be read as HLO: {error}") from None
+        except (ValueError, KeyError, IndexError, AttributeError):
+            raise GraphFormatError(f"{file}: line {number} cannot be read as HLO: it is no instruction, or cut off") from None
     if not module.entry or not any(each.is_root for each in module.main):
         raise GraphFormatError(f"{file}: it has no ENTRY computation with a ROOT; is it cut off?")
     return module
@@ -149,14 +155,14 @@ def _read(module: Module, line: str, section: str) -> str:
         module.frames[int(found[1])] = (int(found[2]), int(found[3] or found[1]))
     elif found := _HEAD.fullmatch(line):
         if found[2] in module.computations:
-            raise ValueError(f"the computation {found[2]} is there twice")
+            raise _Unreadable(f"the computation {found[2]} is there twice")
         module.computations[found[2]] = []
         module.entry = found[2] if found[1] else module.entry
         return found[2]
     elif found := _INSTRUCTION.fullmatch(line):
         module.computations[section].append(_instruction(found[2], found[3], bool(found[1])))
     elif line.strip() not in ("", "}") and not line.startswith("HloModule"):
-        raise ValueError(f"what is {line.strip()[:40]!r}?")
+        raise _Unreadable(f"what is {line.strip()[:40]!r}?")
     return section
 
 
@@ -173,6 +179,6 @@ def _types(text: str) -> tuple[Type, ...]:
     found = []
     for dtype, sizes in re.findall(r"\b(\w+)\[([\d,]*)\]", text):
         if dtype not in DTYPES:
-            raise ValueError(f"arrays of {dtype} have no exact graph yet")
+            raise _Unreadable(f"arrays of {dtype} have no exact graph yet")
         found.append((DTYPES[dtype], tuple(int(size) for size in sizes.split(",") if size)))
     return tuple(found)

@@ -34,6 +34,7 @@ class Builder:
         self.source: Source | None = None
         self.backward = False
         self.made: dict[Value, Node] = {}  # by value, the node that gives it
+        self._fixed: dict[Value, bool] = {}
         self._values = self._works = 0
         self._groups: dict[Along, tuple[Numbers, Groups]] = {}
 
@@ -54,6 +55,14 @@ class Builder:
         value = self.value(array.shape, str(array.dtype))
         self.constants[value] = Constant(value.dtype, value.shape, np.ascontiguousarray(array).tobytes())
         return value
+
+    def is_fixed(self, value: Value) -> bool:
+        """Whether no input decides a value."""
+        if value not in self._fixed:
+            node = self.made.get(value)
+            fixed = value in self.constants if node is None else all(map(self.is_fixed, node.operands()))
+            self._fixed[value] = fixed and (node is None or not node.communicates)
+        return self._fixed[value]
 
     # ------------------------------------------------------------------ operations
     def aten(self, name: str, *args: Any, **kwargs: Any) -> Value:

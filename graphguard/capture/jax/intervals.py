@@ -80,6 +80,14 @@ class Intervals:
         """The elements of a tensor at which a mask of its own shape holds, or does not."""
         return self.of(value).meet(self._implied(value, mask, holds))
 
+    def chosen(self, value: Value, mask: Value, holds: bool) -> Interval:
+        """The same; of a sum with a number, also by what the mask says of the other summand."""
+        node = self._build.made.get(value)
+        found = self.under(value, mask, holds)
+        if node is not None and node.op == "aten.add.Tensor" and isinstance(node.args[1], int):
+            found = found.meet(self.under(_operand(node), mask, holds).plus(_interval(node.args[1])))
+        return found
+
     def _implied(self, value: Value, mask: Value, holds: bool) -> Interval:
         node = self._build.made.get(mask)
         if node is None:
@@ -176,7 +184,7 @@ def _copy(all_: Intervals, node: Node, value: Value) -> Interval:
 def _where(all_: Intervals, node: Node, value: Value) -> Interval:
     mask, yes, no = node.args
     assert isinstance(mask, Value) and isinstance(yes, Value) and isinstance(no, Value)
-    return all_.under(yes, mask, True).join(all_.under(no, mask, False))
+    return all_.chosen(yes, mask, True).join(all_.chosen(no, mask, False))
 
 
 def _sum(all_: Intervals, node: Node, value: Value) -> Interval:

@@ -40,6 +40,7 @@ class Sharded:
 # Calls, into which arrays go as they lie on the ranks.
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
          "custom_vjp_call_jaxpr", "custom_lin", "composite")  # fmt: skip
+OUTSIDE = "outside of shard_map, XLA splits what it computes over the devices without changing it"
 Operand: TypeAlias = Value | Known | Sharded
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
@@ -71,6 +72,7 @@ class Lowering:
     def __init__(self, builder: Builder):
         self.build = builder
         self.intervals = Intervals(builder)
+        self.inside = 0  # of so many shard_maps
 
     # ------------------------------------------------------------------ the walk
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -112,6 +114,8 @@ class Lowering:
             lower = RULES.get(equation.primitive.name)
             if lower is None:
                 raise CaptureError("it has no exact graph yet")
+            if not self.inside and not self.build.is_sequential and equation.primitive.name not in (*CALLS, "shard_map"):
+                self.build.assumptions.add(OUTSIDE)
             made = lower(self, equation, *operands)
             results = list(made) if equation.primitive.multiple_results else [made]
         return [self._typed(each, variable.aval) for each, variable in zip(results, equation.outvars, strict=True)]
@@ -134,7 +138,7 @@ class Lowering:
         if str(aval.dtype).startswith("key<"):
             shape = (*shape, 2)
         if tuple(result.shape) != shape:
-            raise CaptureError(f"GraphGuard made {tuple(result.shape)} of what is {shape}; please report it")
+            raise CaptureError(f"it gives {tuple(result.shape)} here, not {shape}")
         if isinstance(result, Value) and result.dtype != in_graph(aval.dtype):
             result = self.build.aten("_to_copy", result, dtype=in_graph(aval.dtype))
         if isinstance(result, Value) and is_unsigned(aval.dtype):

@@ -26,7 +26,9 @@ def shard_map(low: Lowering, equation: Any, *operands: Any) -> list[Any]:
         )
     specs = [spec_of(spec, variable) for spec, variable in zip(params["in_specs"], equation.invars, strict=True)]
     parts = [low.part(operand, spec) for operand, spec in zip(operands, specs, strict=True)]
+    low.inside += 1
     results = low.run(params["jaxpr"], (), parts)
+    low.inside -= 1
     return [
         Sharded(spec_of(spec, variable), result, tuple(variable.aval.shape), str(variable.aval.dtype))
         for result, spec, variable in zip(results, params["out_specs"], equation.outvars, strict=True)
@@ -54,10 +56,11 @@ def axis_index(low: Lowering, equation: Any) -> Known:
 
 
 def _along(params: Any, name: str = "axis_name") -> Along:
-    if isinstance(params[name], Along):
-        return params[name]
+    given = params[name]
+    if isinstance(given, Along):
+        return given
     groups = params.get("axis_index_groups")
-    return Along(axes_of(params[name]), None if groups is None else tuple(map(tuple, groups)))
+    return Along(axes_of(given), None if groups is None else tuple(map(tuple, groups)))
 
 
 _REDUCED = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}

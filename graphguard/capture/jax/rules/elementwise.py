@@ -191,7 +191,11 @@ def uniform(low: Lowering, x: Any) -> Any:
 
 @rule("select_n")
 def select(low: Lowering, equation: Any, which: Any, *cases: Any) -> Any:
-    if isinstance(which, Known) and which.uniform() is not None and tuple(cases[int(which.uniform())].shape) == _shape(equation):
+    if (
+        isinstance(which, Known)
+        and which.uniform() is not None
+        and tuple(cases[int(which.uniform())].shape) == _shape(equation)
+    ):
         return cases[int(which.uniform())]
     if len(cases) == 1:
         return cases[0]

@@ -1,8 +1,8 @@
 """`gather`: windows of an operand, at positions that are data.
 
 JAX gives every index a meaning: negative ones count from the end, and what is outside is clamped, or filled. In the sequential
-program an index is assumed to lie inside unless it says what to fill with, which the report lists. Of the ranks it is not
-assumed.
+program an index that is data is assumed to lie inside unless it says what to fill with, which the report lists. Of the ranks
+it is not assumed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def gather(low: Lowering, equation: Any, x: Any, indices: Any) -> Any:
     places = [1] * len(shape)
     for dim, size in zip(windows.batch, mask.shape, strict=True):
         places[dim] = size
-    filler = low.build.aten("full", [], _filler(equation.params, x.dtype), dtype=x.dtype)
+    filler = low.build.aten("full", [], _filler(equation.params, str(equation.outvars[0].aval.dtype)), dtype=x.dtype)
     return low.build.aten("where.self", low.view(mask, places), made, filler)
 
 
@@ -83,7 +83,10 @@ def _filler(params: Any, dtype: str) -> Any:
         return value if isinstance(value, (int, float, bool)) else np.asarray(value).item()
     if dtype.startswith(("float", "bfloat")):
         return math.nan
-    return True if dtype == "bool" else 0 if dtype.startswith("uint") else int(np.iinfo(dtype).min)
+    if dtype == "bool":
+        return True
+    ends = np.iinfo(dtype)
+    return int(ends.max if dtype.startswith("uint") else ends.min)
 
 
 def _is_meant(params: Any) -> bool:
@@ -107,7 +110,7 @@ def _settled(low: Lowering, params: Any, index: Value, most: int) -> tuple[Value
     mode = _mode(params)
     if mode == "clip":
         return clamped(low, index, most), None
-    if low.build.is_sequential and not _is_meant(params):
+    if low.build.is_sequential and not _is_meant(params) and not low.build.is_fixed(index):
         return assumed_inside(low, index, most), None
     if mode == "promise":
         low.build.assumptions.add(f"{low.build.source}: XLA clamps an index that is outside, though mode='promise_in_bounds'")
