@@ -14,7 +14,8 @@ from graphguard.capture.hlo.devices import groups_of, pairs_of
 from graphguard.capture.hlo.text import Instruction, Module
 from graphguard.capture.jax import rules  # noqa: F401 # registers them
 from graphguard.capture.jax.builder import Builder
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.dtypes import numpy_of
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering
 from graphguard.capture.jax.mesh import Along
 from graphguard.capture.jax.rules.calls import way
@@ -109,10 +110,9 @@ class Reader(Lowering):
         if "..." in each.raw:
             raise CaptureError("its numbers are left out of the text; dump with --xla_dump_large_constants")
         words = re.findall(r"[\w.+\-]+", each.raw)
-        numbers = [{"true": 1.0, "false": 0.0}.get(word) if word in ("true", "false") else float(word) for word in words]
-        whole = [int(word) for word in words] if dtype.startswith(("int", "uint")) else numbers
-        made = np.array(whole, dtype=np.int64 if dtype.startswith(("int", "uint")) else np.float64).reshape(shape)
-        return self.literal(made.astype(dtype) if not dtype.startswith("bfloat") else _bfloat(made))
+        read = int if dtype.startswith(("int", "uint")) else float
+        numbers = [word == "true" if word in ("true", "false") else read(word) for word in words]
+        return self.literal(np.array(numbers).reshape(shape).astype(numpy_of(dtype)))
 
     def _loop(self, each: Instruction, state: Any, name: str) -> Any:
         for _ in range(MOST_STEPS):
@@ -205,12 +205,6 @@ class Reader(Lowering):
 
 class _Placed(CaptureError):
     """An error that names its instruction already."""
-
-
-def _bfloat(array: Any) -> Any:
-    import ml_dtypes
-
-    return array.astype(ml_dtypes.bfloat16)
 
 
 def _equation(name: str, params: dict[str, Any], types: Any, many: bool = False, operands: Any = ()) -> Any:

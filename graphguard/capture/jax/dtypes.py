@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from graphguard.errors import CaptureError
 
 UNSIGNED, CARRIER, MASK = "uint32", "int64", 0xFFFFFFFF
@@ -34,3 +37,9 @@ def is_float(dtype: Any) -> bool:
 
 def is_whole(dtype: Any) -> bool:
     return str(dtype).startswith(("int", "uint"))
+
+
+def numpy_of(dtype: Any) -> np.dtype[Any]:
+    """What numpy calls the dtype that stands for one of JAX."""
+    name = in_graph(dtype)
+    return np.dtype(getattr(ml_dtypes, name) if name.startswith(("bfloat", "float8")) else name)

@@ -14,9 +14,9 @@ import numpy as np
 from jax.extend import core
 
 from graphguard.capture.jax.builder import Builder, per_rank
-from graphguard.capture.jax.dtypes import MASK, in_graph, is_unsigned
+from graphguard.capture.jax.dtypes import MASK, in_graph, is_unsigned, numpy_of
 from graphguard.capture.jax.intervals import Intervals
-from graphguard.capture.jax.known import MOST, Known, folded
+from graphguard.capture.jax.known_arrays import MOST, Known, folded
 from graphguard.capture.jax.mesh import Along
 from graphguard.capture.jax.sources import is_backward, source_of
 from graphguard.errors import CaptureError
@@ -128,7 +128,7 @@ class Lowering:
         return None if made is None else [Known(self._cut(made.array, aval.dtype))]
 
     def _cut(self, array: Any, dtype: Any) -> Any:
-        return (array & MASK).astype(np.int64) if is_unsigned(dtype) else array.astype(_numpy(dtype))
+        return (array & MASK).astype(np.int64) if is_unsigned(dtype) else array.astype(numpy_of(dtype))
 
     def _typed(self, result: Any, aval: Any) -> Any:
         """Of the shape and the dtype that JAX says: what a rule gets wrong is an error, never a graph."""
@@ -147,7 +147,7 @@ class Lowering:
 
     # ------------------------------------------------------------------ what is known
     def literal(self, array: np.ndarray[Any, Any]) -> Operand:
-        array = array.astype(_numpy(in_graph(array.dtype)))
+        array = array.astype(numpy_of(array.dtype))
         return Known(array[None]) if array.size <= MOST else self.build.constant(array)
 
     def tensor(self, x: Any) -> Value:
@@ -265,14 +265,6 @@ def _array_of(const: Any) -> np.ndarray[Any, Any]:
 
         return np.asarray(jax.random.key_data(const))
     return np.asarray(const)
-
-
-def _numpy(dtype: Any) -> Any:
-    if str(dtype).startswith(("bfloat16", "float8")):
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, str(dtype)))
-    return np.dtype(str(dtype))
 
 
 def _all_equal(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:

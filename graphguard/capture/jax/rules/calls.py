@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.dtypes import numpy_of
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import CALLS, Diverged, Lowering, rule
 from graphguard.errors import CaptureError
 
@@ -45,7 +46,7 @@ def scan(low: Lowering, equation: Any, *operands: Any) -> list[Any]:
         stacked.reverse()
     outputs = equation.outvars[params["num_carry"] :]
     if not stacked:
-        return [*carry, *(low.full(each.aval.shape, Known(np.zeros(1, dtype=each.aval.dtype))) for each in outputs)]
+        return [*carry, *(low.full(each.aval.shape, Known(np.zeros(1, dtype=numpy_of(each.aval.dtype)))) for each in outputs)]
     return [*carry, *(low.build.aten("stack", column, 0) for column in zip(*stacked, strict=True))]
 
 
@@ -58,7 +59,7 @@ def _row(low: Lowering, column: Any, step: int) -> Any:
     while node is not None and node.op == "aten._to_copy.default":
         node = low.build.made.get(node.args[0])  # type: ignore[arg-type]
     if node is not None and node.op == "aten.arange.default" and len(column.shape) == 1:
-        return Known(np.array([step], dtype=column.dtype))
+        return Known(np.array([step], dtype=numpy_of(column.dtype)))
     return low.build.aten("select.int", column, 0, step)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from graphguard.capture.jax.builder import per_rank
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.dtypes import numpy_of
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Diverged, Lowering, Sharded, Spec, rule
 from graphguard.capture.jax.mesh import Along, axes_of
 from graphguard.errors import CaptureError
@@ -135,12 +136,4 @@ def ppermute(low: Lowering, equation: Any, x: Any) -> Any:
         return x
     peers = [low.build.member(along, each) if each[0] >= 0 else None for each in (mine, its)]
     received = low.build.exchange(x, along, *peers)
-    return received if received is not None else low.full(x.shape, Known(np.zeros(1, dtype=_zero(x.dtype))))
-
-
-def _zero(dtype: str) -> Any:
-    if dtype.startswith(("bfloat", "float8")):
-        import ml_dtypes
-
-        return getattr(ml_dtypes, dtype)
-    return dtype
+    return received if received is not None else low.full(x.shape, Known(np.zeros(1, dtype=numpy_of(x.dtype))))

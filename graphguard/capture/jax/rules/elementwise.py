@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.capture.jax.dtypes import in_graph, is_float, is_unsigned, is_whole
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.dtypes import in_graph, is_float, is_unsigned, is_whole, numpy_of
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering, rule
 from graphguard.errors import CaptureError
 from graphguard.graph.ir import Value
@@ -250,7 +250,7 @@ def converted(low: Lowering, equation: Any, x: Any) -> Any:
     """Numbers that the other dtype has; what is cut off is cut as XLA does it, but for floats beyond all whole numbers."""
     before, after = equation.invars[0].aval.dtype, equation.params["new_dtype"]
     if isinstance(x, Known) and _fits(x, after):
-        return Known(x.array.astype(_numpy(after)))
+        return Known(x.array.astype(numpy_of(after)))
     x = low.tensor(x)
     if is_unsigned(after):
         whole = low.cast(x, "int64")
@@ -267,15 +267,6 @@ def _fits(x: Known, dtype: Any) -> bool:
     info = np.iinfo(str(dtype))
     numbers = x.array.astype(np.float64)
     return bool(((numbers >= info.min) & (numbers <= info.max)).all())
-
-
-def _numpy(dtype: Any) -> Any:
-    name = in_graph(dtype)
-    if name.startswith(("bfloat", "float8")):
-        import ml_dtypes
-
-        return getattr(ml_dtypes, name)
-    return name
 
 
 def _signed(low: Lowering, x: Value) -> Value:
@@ -315,7 +306,7 @@ def shifted(low: Lowering, equation: Any, x: Any, by: Any) -> Value:
         and isinstance(by, Known)
         and bool((by.array >= 32).all())
     ):
-        return low.full(_shape(equation), Known(np.zeros(1, dtype=in_graph(dtype))))
+        return low.full(_shape(equation), Known(np.zeros(1, dtype=numpy_of(dtype))))
     if not isinstance(by, Known) or not by.is_same or not bool(((by.array >= 0) & (by.array < 32)).all()):
         raise CaptureError("a shift by what is not a known number of bits below 32 has no exact graph yet")
     if not is_unsigned(dtype) and (name != "shift_right_arithmetic" or str(dtype) not in ("int32", "int64")):

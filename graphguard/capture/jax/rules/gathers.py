@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering, rule
 from graphguard.capture.jax.rules.shapes import clamped
 from graphguard.capture.jax.rules.windows import (

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from graphguard.capture.jax.dtypes import MASK
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering, rule
 from graphguard.errors import CaptureError
 

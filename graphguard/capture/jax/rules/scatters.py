@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphguard.capture.jax.builder import per_rank
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering, rule
 from graphguard.capture.jax.rules.shapes import clamped
 from graphguard.capture.jax.rules.windows import Windows, all_known, components, inside, lined_up, positions, unwrapped

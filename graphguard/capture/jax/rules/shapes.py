@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from graphguard.capture.jax.builder import per_rank
-from graphguard.capture.jax.dtypes import in_graph
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.dtypes import in_graph, numpy_of
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering, rule
 from graphguard.errors import CaptureError
 from graphguard.graph.ir import Value
@@ -124,7 +124,7 @@ def iota(low: Lowering, equation: Any, *_: Any) -> Value:
 @rule("empty", "empty2")
 def empty(low: Lowering, equation: Any) -> Value:
     aval = equation.outvars[0].aval
-    return low.full(aval.shape, Known(np.zeros(1, dtype=in_graph(aval.dtype))))
+    return low.full(aval.shape, Known(np.zeros(1, dtype=numpy_of(aval.dtype))))
 
 
 # ---------------------------------------------------------------------- at positions that may be data

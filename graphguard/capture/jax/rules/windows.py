@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.capture.jax.known import Known
+from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering
 from graphguard.graph.ir import Value
 
