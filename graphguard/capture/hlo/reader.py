@@ -75,6 +75,9 @@ class Reader(Lowering):
             except CaptureError as error:
                 where = f"{self.build.source}: " if self.build.source is not None else ""
                 raise _Placed(f"{where}the instruction {each.op} ({each.name}): {error}") from None
+            except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
+                where = f"{self.build.source}: " if self.build.source is not None else ""
+                raise _Placed(f"{where}the instruction {each.op} ({each.name}): it cannot be read as it is written") from None
             if each.is_root:
                 return env[each.name]
         raise CaptureError(f"the computation {name} has no ROOT")

@@ -13,6 +13,7 @@ import torch
 
 from graphguard.aten.operators import DTYPES, overload
 from graphguard.capture.jax.mesh import Along, Places
+from graphguard.errors import CaptureError, first_line
 from graphguard.graph.ir import Constant, Graph, Mesh, Node, Source, Symbol, Value
 from graphguard.graph.rank_class import Groups, Numbers, PerRank
 
@@ -166,7 +167,10 @@ def _types(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_
     if key not in _SHAPES:
         func = torch.ops.aten.reshape.default if op == "aten.view.default" else overload(op)
         device = {"device": "meta"} if any(each.name == "device" for each in func._schema.arguments) else {}
-        made = func(*map(_meta, args), **{name: _meta(arg) for name, arg in kwargs.items()}, **device)
+        try:
+            made = func(*map(_meta, args), **{name: _meta(arg) for name, arg in kwargs.items()}, **device)
+        except Exception as error:
+            raise CaptureError(f"torch has no {op.removesuffix('.default')} of this: {first_line(error)}") from None
         tensors = made if isinstance(made, (tuple, list)) else [made]
         _SHAPES[key] = tuple((tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in tensors)
     return _SHAPES[key]
