@@ -57,11 +57,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "jax":
+        _require(name, "jax", "JAX")
+        return importlib.import_module("graphguard.jax")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'graphguard' has no attribute {name!r}")
     if home.startswith("torch.") or name in _NEED_TORCH:
-        _require_torch(name)
+        _require(name, "torch", "PyTorch")
     value = globals()[name] = getattr(importlib.import_module(home), name)
     return value
 
@@ -70,8 +73,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _require_torch(name: str) -> None:
+def _require(name: str, module: str, title: str) -> None:
     import importlib.util
 
-    if importlib.util.find_spec("torch") is None:
-        raise ImportError(f"graphguard.{name} needs PyTorch; install it with `pip install graphguard[torch]`")
+    if importlib.util.find_spec(module) is None:
+        raise ImportError(f"graphguard.{name} needs {title}; install it with `pip install graphguard[{module}]`")

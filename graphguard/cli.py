@@ -70,6 +70,11 @@ class VerifyFormat(StrEnum):
         return self in (VerifyFormat.full, VerifyFormat.concise)
 
 
+class HloFormat(StrEnum):
+    full = "full"
+    json = "json"
+
+
 class CaptureFormat(StrEnum):
     text = "text"
     json = "json"
@@ -354,6 +359,49 @@ def _lemmas_of(files: Sequence[str]) -> list[Lemma]:
 
 def _audit_progress(done: int, total: int) -> None:
     print(f"\r\x1b[Kexamined {done} of {total} samples", end="", file=sys.stderr, flush=True)
+
+
+@app.command("verify-hlo")
+def verify_hlo(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="The dump before SPMD partitioning.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The dump after it.")],
+    mesh: Annotated[str, typer.Option(metavar="AXIS=N[,AXIS=N]", help="The mesh of the devices, for the report.")] = "",
+    ranges: Annotated[
+        list[str] | None, typer.Option("--range", metavar="NAME=LOW:HIGH", help="low <= v < high, of an argument.")
+    ] = None,
+    output_format: Annotated[HloFormat, typer.Option(help="How to print the report.")] = HloFormat.full,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the report has.")] = False,
+) -> None:
+    """Whether what XLA's partitioner wrote computes what it was given: two files of --xla_dump_hlo_pass_re=spmd.*, as text.
+    Exits with 0 if that is verified, 1 if it is refuted, 2 on errors, 3 if it is unproven."""
+    from graphguard import jax
+    from graphguard.checks.check import Check, Outcome, to_plain
+    from graphguard.render.terminal import Look, outcome_lines
+
+    axes = {name: _whole(size, f"--mesh {mesh}") for name, size in map(_halves, filter(None, mesh.split(",")))}
+    bounds = {}
+    for name, span in map(_halves, ranges or []):
+        low, _, high = span.partition(":")
+        bounds[name] = (_whole(low, f"--range {name}={span}"), _whole(high, f"--range {name}={span}"))
+    with _stopping():
+        report = jax.verify_hlo(before, after, mesh=axes or None, ranges=bounds)
+    outcome = Outcome(Check("partitioning", after, None, "verified"), report, None)
+    if output_format is HloFormat.json:
+        print(json.dumps(to_plain([outcome]), indent=2))
+    else:
+        _print_lines(outcome_lines(outcome, Look.of(sys.stdout, verbose)))
+    raise typer.Exit(outcome.exit_code)
+
+
+def _halves(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def _whole(text: str, option: str) -> int:
+    if not text.removeprefix("-").isdigit():
+        raise UsageError(f"{option}: {text!r} is no whole number")
+    return int(text)
 
 
 @app.command()

@@ -43,6 +43,8 @@ ROOMS = {
     # front ends: what they make is in `capture.front`
     "capture.front": "errors graph relation",
     "capture.torch": "errors scope graph aten relation oracle capture.front",
+    "capture.jax": "errors graph aten relation capture.front",
+    "capture.hlo": "errors graph relation capture.front capture.jax",
     # from a problem to a report
     "render": "errors graph engine.proof lemmas oracle",
     "report": "errors graph engine.proof oracle render",
@@ -53,6 +55,7 @@ ROOMS = {
     "audit": "errors scope graph aten engine.terms engine.store engine.algebra engine.interpret engine.numeric engine.relate "
     "lemmas oracle capture.torch",
     "api": "scope lemmas capture.front capture.torch report pipeline audit",
+    "jax": "errors scope capture.front capture.jax capture.hlo report pipeline",
     "testing": "report api",
     "checks": "errors scope lemmas capture.front report verdict pipeline cache api",
     "pytest_plugin": "scope report checks",
@@ -63,7 +66,7 @@ ROOMS = {
     "fuzz": "errors graph aten relation engine.interpret engine.numeric engine.proof engine.relate engine.prove lemmas oracle "
     "capture.torch audit mutate",
     "gallery": "errors render report checks",
-    "cli": "errors graph lemmas capture.front render verdict pipeline audit checks bench mutate gallery",
+    "cli": "errors graph lemmas capture.front render verdict pipeline audit jax checks bench mutate gallery",
     "__main__": "cli",
 }
 ALLOWED = {(room, other) for room, others in ROOMS.items() for other in others.split()}

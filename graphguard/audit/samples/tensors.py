@@ -219,6 +219,7 @@ sample(
     x=X(6, 4),
     y=X(4),
 )
+sample("comparisons_with_numbers", lambda x: (x > 0.25, x != 0.25, x < 0.25, x == 0.25), x=X(6, 4))
 sample(
     "comparisons_of_ints",
     lambda i, j: (i < j, i <= 3, i > 2, i >= 0, i == 4, i != 3, i < 2.5, i == j, i == 2.0, i > -1, i < 99, i != -3),

@@ -1,0 +1,14 @@
+"""How each primitive of JAX becomes ATen calls and communication. Importing this package registers all rules."""
+
+from graphguard.capture.jax.rules import (  # noqa: F401
+    calls,
+    communication,
+    convolutions,
+    elementwise,
+    gathers,
+    orders,
+    randoms,
+    reductions,
+    scatters,
+    shapes,
+)
