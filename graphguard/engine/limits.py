@@ -47,6 +47,7 @@ class Limits:
     astray: int = limit(40_000, "more than {} factors, for each class of ranks, in what is no part of any sequential tensor")
     # of relations
     ordered_dims: int = limit(4, "tiles of tensors of more than {} dims in another order")
+    tiles: int = limit(64, "ranks that hold more than {} tiles side by side")
     ranks_apart: int = limit(8, "more than {} ranks described one by one")
     # of what is told of operations
     candidates: int = limit(6, "more than {} sequential tensors that an operation's result is compared with", proves=False)

@@ -82,6 +82,7 @@ def slice_(c: Call, x: Value, dim: int = 0, start: Any = None, stop: Any = None,
 
 def every(c: Call, x: Value, dim: int, step: int) -> Value:
     """Each step-th element from the first on."""
+    x = _without_rest(c, x, dim, step)
     size = c.size(x, dim)
     count = -(-size // step)
     if in_pieces(x) and not c.table.over("strided_rows", count):
@@ -90,6 +91,15 @@ def every(c: Call, x: Value, dim: int, step: int) -> Value:
         return picked(c, x, dim, c.scale(c.arange(count), step))
     rows = c.reshape(x, [*x.shape[:dim], count, step, *x.shape[dim + 1 :]])
     return c.reshape(c.cut(rows, dim + 1, 0, 1), [*x.shape[:dim], count, *x.shape[dim + 1 :]])
+
+
+def _without_rest(c: Call, x: Value, dim: int, step: int) -> Value:
+    """Without what lies behind the last element that is read, where that is another number of elements on each rank."""
+    size = x.shape[dim]
+    if isinstance(size, int):
+        return x
+    count = collapse(-(-size // step))
+    return c.cut(x, dim, 0, larger(0, collapse((count - 1) * step + 1)))
 
 
 @row("aten.split_with_sizes_copy.default", "aten.split_with_sizes_copy.out", means="parts of a dim, one after the other")
