@@ -23,6 +23,7 @@ MODULES = (
     "fused_qkv",
     "rope",
     "vocabulary",
+    "tables",
     "norms",
     "sequence",
     "data",

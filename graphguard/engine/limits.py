@@ -22,6 +22,7 @@ class Limits:
     terms_in_all: int = limit(128, "tensors put together from more than {} terms")
     cells: int = limit(64, "tensors in more than {} pieces")
     sum_parts: int = limit(8, "sums over more than {} elements, taken apart")
+    product_elements: int = limit(8, "products of more than {} elements, taken apart")
     mask_parts: int = limit(8, "masks of more than {} pieces, taken apart")
     divisors: int = limit(4, "fractions of more than {} divisors")
     root_copies: int = limit(4, "roots to powers above {}")

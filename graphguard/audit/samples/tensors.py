@@ -511,7 +511,26 @@ sample(
 )
 sample("windows", lambda x: (x.unfold(0, 2, 2), x.unfold(1, 3, 1), x[:, 0].unfold(0, 4, 1)), x=X(6, 4))
 sample(
-    "strides", lambda x: (x.as_strided((3, 8), (8, 1)), x.as_strided((3, 2), (4, 1), 2), x.as_strided((3,), (5,))), x=X(6, 4)
+    "strides",
+    lambda x: (
+        x.as_strided((3, 8), (8, 1)),
+        x.as_strided((3, 2), (4, 1), 2),
+        x.as_strided((3,), (5,)),
+        x.as_strided((2, 3), (1, 8), 5),
+        x.as_strided((2, 2), (4, 4)),
+    ),
+    x=X(6, 4),
+)
+sample(
+    "strided_writes",
+    lambda x, y: (
+        torch.as_strided_scatter(x, y, (3, 2), (4, 1), 2),
+        torch.as_strided_scatter(x, y, (3, 2), (8, 1), 5),
+        torch.as_strided_scatter(x, y, (3, 2), (2, 12), 1),
+        torch.as_strided_scatter(x, y[:1], (1, 2), (24, 3), 20),
+    ),
+    x=X(6, 4),
+    y=X(3, 2),
 )
 sample(
     "diagonals",

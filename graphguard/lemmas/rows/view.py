@@ -241,26 +241,6 @@ def unfold(c: Call, x: Value, dim: int, size: int, step: int) -> Value:
     return c.permute(windows, [*order, dim + 1])
 
 
-@row("aten.as_strided.default", means="elements at given distances in memory", needs="positions inside the tensor")
-def as_strided(c: Call, x: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Value:
-    count = math.prod(c.size(x, dim) for dim in range(len(x.shape)))
-    dense = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    if (
-        not offset
-        and math.prod(shape) == count
-        and all(a == b or n == 1 for a, b, n in zip(strides, dense, shape, strict=True))
-    ):
-        return c.reshape(x, shape)
-    last = (offset or 0) + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
-    if last >= count or 0 in shape:
-        raise Undescribed("memory outside of a tensor")
-    position = c.full([1] * len(shape), offset or 0)
-    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        along = c.reshape(c.arange(size), [size if d == dim else 1 for d in range(len(shape))])
-        position = c.add(position, c.scale(along, stride))
-    return picked(c, c.reshape(x, [count]), 0, position)
-
-
 def _diagonal_labels(rank: int, first: int, second: int) -> tuple[str, str]:
     """Labels of a tensor, and of those of its dims that are not on the diagonal."""
     labels = LETTERS[:rank]
