@@ -56,6 +56,8 @@ MODULES = (
     "formulas",
     "quantised",
     "convolution",
+    "recurrent",
+    "pieces",
     "windows",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]

@@ -29,9 +29,9 @@ def split_rows(look_up):
 
 
 def one_row_too_many(positions, table, start):
-    foreign = (positions < start) | (positions > start + table.size(0))  # fault: the next rank's first row is counted, too
-    rows = (positions - start).clamp(0, table.size(0) - 1)
-    return table[rows].masked_fill(foreign.unsqueeze(-1), 0.0)
+    place = positions - start
+    rows, size = table[place.clamp(0, table.size(0) - 1)], table.size(0)
+    return rows * ((place >= 0) & (place <= size)).unsqueeze(-1)  # fault: the next rank's first row is counted, too
 
 
 def table_case(name, look_up, size):

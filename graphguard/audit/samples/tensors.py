@@ -405,6 +405,20 @@ both("patches", lambda x, w, b: F.conv2d(x, w, b, stride=2), x=X(2, 3, 4, 6), w=
 both("pointwise_convolution", lambda x, w: F.conv1d(x, w), x=X(2, 6, 4), w=X(6, 6, 1))
 both("convolution", lambda x, w, b: F.conv1d(x, w, b, padding=1), x=X(2, 3, 6), w=X(6, 3, 3), b=X(6))
 both("convolution_with_gaps", lambda x, w: F.conv1d(x, w, stride=2, padding=2, dilation=2), x=X(2, 3, 6), w=X(6, 3, 2))
+sample(
+    "triangular_systems",
+    lambda a, b: (
+        torch.linalg.solve_triangular(a, b, upper=False),
+        torch.linalg.solve_triangular(a, b, upper=True, unitriangular=True),
+        torch.linalg.solve_triangular(a, b.mT, upper=False, left=False, unitriangular=True),
+        torch.linalg.solve_triangular(a[0], b, upper=True),
+    ),
+    a=X(2, 3, 3),
+    b=X(2, 3, 4),
+)
+both("depthwise_convolution", lambda x, w, b: F.conv1d(x, w, b, padding=2, groups=6), x=X(2, 6, 4), w=X(6, 1, 3), b=X(6))
+both("convolution_in_groups", lambda x, w: F.conv1d(x, w, stride=2, groups=2), x=X(2, 6, 4), w=X(4, 3, 2))
+both("convolution_of_multiples", lambda x, w: F.conv2d(x, w, padding=1, groups=2), x=X(2, 2, 3, 4), w=X(6, 1, 2, 3))
 both("convolution_in_two_dims", lambda x, w: F.conv2d(x, w, padding=(1, 0)), x=X(2, 3, 4, 3), w=X(4, 3, 3, 2))
 # views
 sample(

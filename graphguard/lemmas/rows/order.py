@@ -207,3 +207,18 @@ def renorm(c: Call, x: Value, order: Any, dim: int, limit: Any) -> Value:
     for place, d in enumerate([dim, *rest]):
         back[d] = place
     return c.permute(found, back)
+
+
+@row("aten.linalg_solve_triangular.default", means="x with a x = b, or x a = b, of a triangle")
+def solve_triangular(c: Call, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Value:
+    """Each column of b, or each row, by itself; the systems of a batch are parallel, too."""
+    batch = list(c.node.outputs[0].shape[:-2])
+    size = c.size(a, len(a.shape) - 1)
+    b = c.expand(b, [*batch, *b.shape[-2:]])
+    rows = c.transpose(b, len(batch), len(batch) + 1) if left else b
+    count = c.size(rows, len(batch))
+    a = c.expand(c.reshape(a, [*a.shape[:-2], 1, size, size]), [*batch, count, size, size])
+    found = c.opaque("solve_triangular", [a, rows], len(batch) + 1, (size,), (upper, left, unitriangular))
+    if not unitriangular:
+        c.need_defined(found)
+    return c.transpose(found, len(batch), len(batch) + 1) if left else found
