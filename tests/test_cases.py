@@ -32,6 +32,7 @@ MODULES = (
     "zero",
     "step",
     "optimizers",
+    "accumulated",
     "batch",
     "expert",
     "moe_training",
