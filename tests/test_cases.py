@@ -23,6 +23,7 @@ MODULES = (
     "fused_qkv",
     "rope",
     "vocabulary",
+    "tables",
     "norms",
     "sequence",
     "data",
@@ -31,6 +32,7 @@ MODULES = (
     "zero",
     "step",
     "optimizers",
+    "accumulated",
     "batch",
     "expert",
     "moe_training",
@@ -55,6 +57,8 @@ MODULES = (
     "formulas",
     "quantised",
     "convolution",
+    "recurrent",
+    "pieces",
     "windows",
 )
 LOADED = [importlib.import_module(f"cases.{name}") for name in MODULES]

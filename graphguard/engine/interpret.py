@@ -6,6 +6,7 @@ there once all members have posted. What cannot be described is Unknown, with a 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from graphguard.graph.collectives import WAIT
 from graphguard.graph.exposure import Exposure, Shown
 from graphguard.graph.ir import Arg, Constant, Graph, Node
 from graphguard.graph.ir import Value as Tensor
+from graphguard.graph.operators import class_of
 from graphguard.graph.rank_class import Each, PerRank, RankClass
 from graphguard.graph.world import Place, World
 
@@ -103,6 +105,9 @@ class Interpreter:
 
     # ------------------------------------------------------------------ one node
     def describe(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], lanes: int) -> list[Described]:
+        if node.outputs and all(0 in tensor.shape for tensor in node.outputs):
+            return [Value(_described_shape(tensor), ()) for tensor in node.outputs]  # without elements nothing is said
+        args = _form_only(node, args)
         unknown = _unknown_in(args) or (_unknown_in(kwargs.values()) if kwargs else None)
         if unknown is not None:
             return [unknown] * len(node.outputs)
@@ -133,7 +138,7 @@ class Interpreter:
             return Unknown(f"{node.op} leaves this result open", node)
         if isinstance(result, Unknown):
             return result
-        shape = (*tensor.shape, 2) if tensor.dtype.startswith("complex") else tensor.shape
+        shape = _described_shape(tensor)
         if not _same_shape(result.shape, shape):
             return Unknown(f"{node.op} was described with the shape {result.shape}, not {shape}", node)
         return result
@@ -463,6 +468,19 @@ def _same_shape(shape: Sequence[Any], wanted: Sequence[int]) -> bool:
         if isinstance(size, np.ndarray) or size != other:
             return False
     return True
+
+
+def _form_only(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What creates a tensor in the form of another one reads no number of it."""
+    if not args or not isinstance(args[0], Unknown) or class_of(node.op) != "creates":
+        return args
+    (form,) = itertools.islice(node.operands(), 1)
+    return Value(_described_shape(form), ()), *args[1:]
+
+
+def _described_shape(tensor: Tensor) -> tuple[int, ...]:
+    """A complex number is two."""
+    return (*tensor.shape, 2) if tensor.dtype.startswith("complex") else tuple(tensor.shape)
 
 
 def _unknown_in(args: Iterable[Any]) -> Unknown | None:

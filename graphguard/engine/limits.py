@@ -22,6 +22,7 @@ class Limits:
     terms_in_all: int = limit(128, "tensors put together from more than {} terms")
     cells: int = limit(64, "tensors in more than {} pieces")
     sum_parts: int = limit(8, "sums over more than {} elements, taken apart")
+    product_elements: int = limit(8, "products of more than {} elements, taken apart")
     mask_parts: int = limit(8, "masks of more than {} pieces, taken apart")
     divisors: int = limit(4, "fractions of more than {} divisors")
     root_copies: int = limit(4, "roots to powers above {}")
@@ -47,6 +48,7 @@ class Limits:
     astray: int = limit(40_000, "more than {} factors, for each class of ranks, in what is no part of any sequential tensor")
     # of relations
     ordered_dims: int = limit(4, "tiles of tensors of more than {} dims in another order")
+    tiles: int = limit(64, "ranks that hold more than {} tiles side by side")
     ranks_apart: int = limit(8, "more than {} ranks described one by one")
     operations_apart: int = limit(12_000, "more than {} operations of ranks described one by one")
     # of what is told of operations

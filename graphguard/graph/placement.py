@@ -58,6 +58,7 @@ class StridedShard:
 Placement: TypeAlias = Replicate | Shard | Partial
 Placements = tuple[Placement, ...]  # one per axis of a mesh
 REPLICATE, SUM = Replicate(), Partial("sum")
+REDUCTIONS = ("sum", "avg", "max", "min")  # of relations; but for sums they are stated, never inferred
 
 _SHARD = re.compile(r"Shard\((?:dim=)?(-?\d+)\)")
 _PARTIAL = re.compile(r"Partial\((\w+)\)")

@@ -33,6 +33,7 @@ from graphguard.lemmas.rows import (  # noqa: F401 - importing a family register
     order,
     random,
     reduction,
+    strided,
     view,
 )
 

@@ -1,7 +1,7 @@
 """Which clean relation, if any, the numbers of an output show: the same one in every trial.
 
 Placements in the order of the ranks come first. Then each rank's tensor, or the sum of several, is sought anywhere in the
-output, transposed or reshaped; together they must cover it.
+output, transposed or reshaped, or as slices of it side by side; together they must cover it.
 """
 
 from __future__ import annotations
@@ -269,7 +269,42 @@ def _place(
     if spans is not None:
         cut(marks.reshape(-1), spans).fill_(True)
         return marks, f".reshape(-1)[{spans[0][0]}:{spans[0][1]}], reshaped"
-    return None
+    several = _side_by_side(references, tensors, slack, stops) if tensor.dim() == whole.dim() else []
+    for spans in several:
+        cut(marks, spans).fill_(True)
+    straight = tuple(range(tensor.dim()))
+    words = " and ".join(_tile_text(spans, whole.shape, straight) for spans in several)
+    return (marks, words) if several else None
+
+
+def _side_by_side(
+    references: Sequence[Reference], tensors: Sequence[torch.Tensor], slack: Sequence[torch.Tensor], stops: Stops
+) -> list[Spans]:
+    """The slices of the output along one dim, in its order, that make up a tensor in every trial; none if there are no such."""
+    for dim, size in enumerate(tensors[0].shape):
+        rows = [
+            [(t.narrow(dim, row, 1), s.narrow(dim, row, 1)) for t, s in zip(tensors, slack, strict=True)] for row in range(size)
+        ]
+        found: list[Spans] = []
+        first = _tile(references, [t for t, _ in rows[0]], [s for _, s in rows[0]], stops) if size > 1 else None
+        if first is None or stops.over("tile_elements", tensors[0].numel() * references[0].whole.shape[dim]):
+            continue
+        place = first[dim][0]
+        for row in rows:
+            later = ((*first[:dim], (at, at + 1), *first[dim + 1 :]) for at in range(place, references[0].whole.shape[dim]))
+            spans = next((each for each in later if _fits(references, each, row)), None)
+            if spans is None:
+                break
+            found.append(spans)
+            place = spans[dim][1]
+        if len(found) == size:
+            return found
+    return []
+
+
+def _fits(references: Sequence[Reference], spans: Spans, held: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    parts = [reference.at(partial(cut, spans=spans)) for reference in references]
+    return all(part.fits(t, s) for part, (t, s) in zip(parts, held, strict=True))
 
 
 def _tile(
@@ -279,8 +314,7 @@ def _tile(
     places = _places(references[0], tensors[0], slack[0])
     most = max(_LEAST_PLACES, stops.limits.tile_elements // tensors[0].numel())
     for spans in places[:most]:
-        parts = [reference.at(partial(cut, spans=spans)) for reference in references]
-        if all(part.fits(t, s) for part, t, s in zip(parts, tensors, slack, strict=True)):
+        if _fits(references, spans, list(zip(tensors, slack, strict=True))):
             return spans
     if len(places) > most:
         stops.note("tile_elements", len(places) * tensors[0].numel())

@@ -69,13 +69,9 @@ class Output:
     # ------------------------------------------------------------------ verdicts
     def free(self) -> Evidence:
         """Any clean relation will do."""
-        grid = self._ranks_as_grid()
-        samples = self.samples()
-        sums = self.no_parts is None
-        most, stops = self.stops.limits.placements, Stops(self.stops.limits)
-        clean, shares = placed(self.path, grid, samples, self.dtype, most, sums)
-        clean = clean or scattered(self.path, grid, samples, stops, sums) or reshaped(self.path, grid, samples, most)
-        clean = clean or padded(self.path, grid, samples)
+        grid, samples = self._ranks_as_grid(), self.samples()
+        stops = Stops(self.stops.limits)
+        clean, shares = self._clean(samples, stops)
         if clean is not None:
             return Evidence(clean=clean)
         stops.over("placements", grid.count(samples[0].reference.whole.shape))
@@ -83,6 +79,13 @@ class Output:
             self.stops.note_all(stops)
             return Evidence()  # one that was not tried may explain the numbers
         return Evidence(self.no_parts or ("scaled-copies" if shares else "unexplained-output"))
+
+    def _clean(self, samples: Sequence[Observed], stops: Stops) -> tuple[Clean | None, bool]:
+        """A clean relation that holds in every trial, and whether there were such as hold for shares only."""
+        grid, sums, most = self._ranks_as_grid(), self.no_parts is None, self.stops.limits.placements
+        clean, shares = placed(self.path, grid, samples, self.dtype, most, sums)
+        clean = clean or scattered(self.path, grid, samples, stops, sums) or reshaped(self.path, grid, samples, most)
+        return clean or padded(self.path, grid, samples), shares
 
     def expected(self, expectation: Expectation) -> Evidence:
         """The stated relation must hold."""
@@ -140,14 +143,14 @@ class Output:
 
     def _is_arranged(self, trial: Trial, arrangement: Arrangement) -> bool:
         for rank, tensor in trial.values(self.path).items():
-            tile = arrangement.tiles[rank]
-            local = trial.references[self.path].at(partial(_cutout, tile=tile))
-            if tuple(tensor.shape) != tile.shape:
-                return False
             slack = trial.doubt(self.path, rank)
-            slack = _kept(slack, tile) if isinstance(slack, torch.Tensor) else slack
-            if bool((local.excess(_kept(tensor, tile), slack) > PATIENCE).any()):
-                return False
+            for tile in arrangement.tiles[rank]:
+                if tuple(tensor.shape) != tile.shape:
+                    return False
+                local = trial.references[self.path].at(partial(_cutout, tile=tile))
+                room = _kept(slack, tile) if isinstance(slack, torch.Tensor) else slack
+                if bool((local.excess(_kept(tensor, tile), room) > PATIENCE).any()):
+                    return False
         return True
 
     def _follows(self, trial: Trial, graphs: Sequence[Graph | None], patience: float = 1.0) -> bool:
@@ -168,17 +171,25 @@ class Output:
 
     def difference(self, expectation: Expectation | None) -> tuple[Trial, Element, float]:
         """One number that differs, where it does so most, and how far from it still counts as equal."""
+        trials = self.trials
         if expectation is not None and expectation.graphs is not None:
-            found = [self._against_code(trial, expectation.graphs) for trial in self.trials]
+            found = [self._against_code(trial, expectation.graphs) for trial in trials]
         elif expectation is not None and self.grid is not None:
             placements = self.on_grid(expectation)
-            found = [self._against(trial, self.grid, placements) for trial in self.trials]
+            found = [self._against(trial, self.grid, placements) for trial in trials]
         else:
-            found = [self._nearest(trial) for trial in self.trials]
-        for trial, difference in zip(self.trials, found, strict=True):
+            trials = [*self.trials[self._first_unexplained() :], *self.trials]
+            found = [self._nearest(trial) for trial in trials]
+        for trial, difference in zip(trials, found, strict=True):
             if difference is not None:
                 return trial, *difference
         return self.trials[0], *self._misshapen(self.trials[0], expectation)
+
+    def _first_unexplained(self) -> int:
+        """The first trial whose numbers are not explained by what explains those before it."""
+        samples = self.samples()
+        counts = range(1, len(samples) + 1)
+        return next((n - 1 for n in counts if self._clean(samples[:n], Stops(self.stops.limits))[0] is None), 0)
 
     def _nearest(self, trial: Trial) -> tuple[Element, float] | None:
         """Against the placements without sums that fit best; None if one of them holds in this trial."""
@@ -266,14 +277,12 @@ def _places(wanted: Sequence[int], held: Sequence[int]) -> Iterator[tuple[int, .
 
 def _cutout(whole: torch.Tensor, tile: Tile) -> torch.Tensor:
     found = cut(whole.reshape(-1) if tile.flat else whole, tile.spans).permute(tile.order)
-    return found if tile.padded else found.reshape(tile.shape)
+    return found.reshape(tile.shape) if tile.within is None else found
 
 
 def _kept(tensor: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """What a rank holds, without padding."""
-    if not tile.padded:
-        return tensor
-    return cut(tensor.reshape(-1) if tile.flat else tensor, tuple((0, high - low) for low, high in tile.spans))
+    """What a rank holds, without other tiles and padding."""
+    return tensor if tile.within is None else cut(tensor.reshape(-1) if tile.flat else tensor, tile.within)
 
 
 def _claims(reference: Reference) -> bool:

@@ -15,43 +15,44 @@ class Tile:
     """What a rank holds: a cutout of the output, its dims in another order, reshaped to the rank's own shape.
 
     spans: by dim of the output, or of the flat output where `flat`. order: of the cutout's dims, as `permute` takes it.
-    padded: the rank's tensor, flat where the tile is, begins with the cutout, and goes on beyond the end of the output.
+    within: where the cutout lies in the rank's tensor, flat where the tile is, if that holds more: other tiles, or padding.
     """
 
     spans: Spans
     order: tuple[int, ...]
     shape: tuple[int, ...]
     flat: bool = False
-    padded: bool = False
+    within: Spans | None = None
 
     def expression(self, name: str) -> str:
         """The cutout itself, made from the rank's tensor."""
-        if self.padded:
-            held = (prod(self.shape),) if self.flat else self.shape
-            kept = [f":{high - low}" if high - low < size else ":" for (low, high), size in zip(self.spans, held, strict=True)]
-            text = f"{name}.reshape(-1)" if self.flat and len(self.shape) != 1 else name
-            return text if all(each == ":" for each in kept) else f"{text}[{', '.join(kept)}]"
         sizes = tuple(high - low for low, high in self.spans)
         turned = tuple(sizes[dim] for dim in self.order)
-        text = name if self.shape == turned else f"{name}.reshape{_tuple((-1,) if self.flat else turned)}"
+        if self.within is not None:
+            held = (prod(self.shape),) if self.flat else self.shape
+            text = f"{name}.reshape(-1)" if self.flat and len(self.shape) != 1 else name
+            text += _sliced(self.within, held)
+        else:
+            text = name if self.shape == turned else f"{name}.reshape{_tuple((-1,) if self.flat else turned)}"
         back = tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
         return text if back == tuple(range(len(back))) else f"{text}.permute{_tuple(back)}"
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """By rank, its tile of an output of some shape."""
+    """By rank, its tiles of an output of some shape: one, or several side by side."""
 
     shape: tuple[int, ...]
-    tiles: Mapping[int, Tile]
+    tiles: Mapping[int, tuple[Tile, ...]]
 
     def rebuilt(self, path: str) -> str | None:
         """The output as a clean expression of the ranks' tensors; None if the tiles leave something out."""
-        flat = any(tile.flat for tile in self.tiles.values())
-        if flat and not all(tile.flat for tile in self.tiles.values()):
+        every = [(rank, tile) for rank, tiles in sorted(self.tiles.items()) for tile in tiles]
+        flat = any(tile.flat for _, tile in every)
+        if flat and not all(tile.flat for _, tile in every):
             return None
         box: Spans = ((0, prod(self.shape)),) if flat else tuple((0, size) for size in self.shape)
-        pieces = [(tile.spans, tile.expression(f"rank{rank}.{path}")) for rank, tile in sorted(self.tiles.items())]
+        pieces = [(tile.spans, tile.expression(f"rank{rank}.{path}")) for rank, tile in every]
         parts = _joined(box, pieces)
         if parts is None:
             return None
@@ -91,11 +92,19 @@ def _strips(box: Spans, dim: int, edges: Sequence[int], pieces: Sequence[tuple[S
 def _covering(box: Spans, pieces: Sequence[tuple[Spans, str]]) -> Iterator[str]:
     for spans, text in pieces:
         if all(begin <= low and high <= end for (begin, end), (low, high) in zip(spans, box, strict=True)):
-            cuts = [
-                ":" if (low, high) == (begin, end) else f"{low - begin}:{high - begin}"
-                for (begin, end), (low, high) in zip(spans, box, strict=True)
-            ]
-            yield text if all(each == ":" for each in cuts) else f"{text}[{', '.join(cuts)}]"
+            inner = tuple((low - begin, high - begin) for (begin, _), (low, high) in zip(spans, box, strict=True))
+            yield text + _sliced(inner, [end - begin for begin, end in spans])
+
+
+def _sliced(spans: Spans, sizes: Sequence[int]) -> str:
+    """The index that takes spans out of a tensor; nothing where they are all of it."""
+    cuts = [
+        ":" if (low, high) == (0, size) else f"{low or ''}:{high if high < size else ''}"
+        for (low, high), size in zip(spans, sizes, strict=True)
+    ]
+    while cuts and cuts[-1] == ":":
+        cuts.pop()
+    return f"[{', '.join(cuts)}]" if cuts else ""
 
 
 def _with(box: Spans, dim: int, span: tuple[int, int]) -> Spans:

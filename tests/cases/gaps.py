@@ -8,6 +8,7 @@ NOT_YET = frozenset({
 # are zero then; and the ranks divide by another number that is zero.
 CONDITIONAL = frozenset({"forms-mean-count-dp2", "forms-mean-count-dp4"})
 NOT_LOCATED = frozenset({
+    "accumulated-fault-clip",
     "batch-fault-backward",
     "batch-fault-count",
     "context-fault-later-window",

@@ -49,7 +49,7 @@ def report():
         ("columns", "concat(rank0.columns.reshape(4, 3), rank1.columns.reshape(4, 3), dim=1)"),
         ("rows", "concat(rank0.rows.reshape(1, 6), rank1.rows.reshape(1, 6), rank2.rows.reshape(1, 6), "
                  "rank3.rows.reshape(1, 6), dim=0)"),
-        ("overlapping", "concat(rank0.overlapping, rank2.overlapping[2:3, :], dim=0)"),
+        ("overlapping", "concat(rank0.overlapping, rank2.overlapping[2:], dim=0)"),
         ("uneven", "concat(rank0.uneven, rank2.uneven, dim=0)"),
         ("some", "rank0.some   (equal on all 3 ranks)"),
     ],
@@ -116,10 +116,103 @@ def test_minima_of_parts_are_the_minimum():
 
 
 def test_tiles_are_joined_by_the_fewest_cuts():
-    tiles = {0: Tile(((0, 2), (0, 2)), (0, 1), (2, 2)), 1: Tile(((0, 4), (2, 4)), (0, 1), (4, 2))}
+    tiles = {0: (Tile(((0, 2), (0, 2)), (0, 1), (2, 2)),), 1: (Tile(((0, 4), (2, 4)), (0, 1), (4, 2)),)}
     assert Arrangement((4, 4), tiles).rebuilt("y") is None
-    tiles[2] = Tile(((2, 4), (0, 3)), (0, 1), (2, 3))
-    joined = "concat(concat(rank0.y, rank1.y[0:2, :], dim=1), concat(rank2.y, rank1.y[2:4, 1:2], dim=1), dim=0)"
+    tiles[2] = (Tile(((2, 4), (0, 3)), (0, 1), (2, 3)),)
+    joined = "concat(concat(rank0.y, rank1.y[:2], dim=1), concat(rank2.y, rank1.y[2:, 1:], dim=1), dim=0)"
     assert Arrangement((4, 4), tiles).rebuilt("y") == joined
-    runs = {0: Tile(((3, 6),), (0,), (3,), flat=True), 1: Tile(((0, 3),), (0,), (1, 3), flat=True)}
+    runs = {0: (Tile(((3, 6),), (0,), (3,), flat=True),), 1: (Tile(((0, 3),), (0,), (1, 3), flat=True),)}
     assert Arrangement((2, 3), runs).rebuilt("y") == "concat(rank1.y.reshape(-1), rank0.y, dim=0).reshape(2, 3)"
+
+
+# ---------------------------------------------------------------------- several tiles side by side
+def zigzag(full, coord):
+    parts = full.chunk(4)
+    return torch.cat([parts[coord["cp"]], parts[3 - coord["cp"]]])
+
+
+def stripes(full, coord):
+    return full[coord["cp"] :: 2]
+
+
+def fused(full, coord):
+    return torch.cat([part.chunk(2)[coord["cp"]] for part in full.split([4, 2, 2])])
+
+
+def uneven(full, coord):
+    starts, ends = full[:5], full[5:]
+    return torch.cat([starts[:3], ends[:1]] if coord["cp"] == 0 else [starts[3:], ends[1:]])
+
+
+def turned_over(full, coord):
+    parts = full.chunk(4)
+    return torch.cat([parts[3 - coord["cp"]], parts[coord["cp"]]])
+
+
+def one_twice(full, coord):
+    return torch.cat([full.chunk(2)[coord["cp"]][:2], full.chunk(2)[coord["cp"]]])
+
+
+def without_the_last(full, coord):
+    return zigzag(full, coord)[:3]
+
+
+def held_as(layout, **options):
+    return gg.verify(torch.tanh, torch.tanh, mesh={"cp": 2}, inputs={"x": gg.Input((8, 3), local=layout)}, **options)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expression"),
+    [
+        (zigzag, "concat(rank0.out[:2], rank1.out[:2], rank1.out[2:], rank0.out[2:], dim=0)"),
+        (fused, "concat(rank0.out[:2], rank1.out[:2], rank0.out[2:3], rank1.out[2:3], rank0.out[3:], rank1.out[3:], dim=0)"),
+        (uneven, "concat(rank0.out[:3], rank1.out[:2], rank0.out[3:], rank1.out[2:], dim=0)"),
+        (stripes, "concat(rank0.out[:1], rank1.out[:1], rank0.out[1:2], rank1.out[1:2], rank0.out[2:3], rank1.out[2:3], "
+                  "rank0.out[3:], rank1.out[3:], dim=0)"),
+    ],
+)  # fmt: skip
+def test_several_tiles_side_by_side_are_proved_unless_another_relation_is_stated(layout, expression):
+    free = held_as(layout)
+    assert free.verified and str(free.relation) == f"out = {expression}"
+    assert free.relation["out"].note == "out is made of tiles that no placement says: state outputs= to make that a fault"
+    assert held_as(layout, outputs={"out": layout}).relation["out"].note is None
+    stated = held_as(layout, outputs={"out": Shard(0)})
+    assert stated.findings[0].message == f"out = {expression}, but Shard(0) is expected"
+    assert stated.verdict == "refuted" and stated.counterexample is not None
+
+
+@pytest.mark.parametrize("layout", [turned_over, one_twice, without_the_last])
+def test_tiles_in_another_order_twice_or_with_something_left_out_are_refuted(layout):
+    assert held_as(layout).verdict == "refuted"
+
+
+def test_a_zigzag_that_is_gathered_and_not_put_back_in_order_is_refuted():
+    def gathered(x):
+        out = torch.empty(8, 3)
+        dist.all_gather_into_tensor(out, torch.tanh(x))
+        return out
+
+    inputs = {"x": gg.Input((8, 3), local=zigzag)}
+    assert gg.verify(torch.tanh, gathered, mesh={"cp": 2}, inputs=inputs).verdict == "refuted"
+
+
+def test_tiles_side_by_side_on_a_mesh_of_two_axes():
+    def layout(full, coord):
+        return zigzag(full.chunk(2, 1)[coord["dp"]], coord)
+
+    inputs = {"x": gg.Input((8, 4), local=layout)}
+    report = gg.verify(torch.tanh, torch.tanh, mesh={"dp": 2, "cp": 2}, inputs=inputs)
+    columns = (
+        f"concat(rank{a}.out[{rows}], rank{a + 2}.out[{rows}], dim=1)"
+        for a, rows in ((0, ":2"), (1, ":2"), (1, "2:"), (0, "2:"))
+    )
+    assert str(report.relation) == f"out = concat({', '.join(columns)}, dim=0)"
+
+
+def test_where_there_is_no_proof_numbers_that_lie_side_by_side_refute_nothing():
+    def dealt(x):
+        parts = (2 * torch.sin(x) * torch.cos(x)).chunk(4)
+        return torch.cat([parts[dist.get_rank()], parts[3 - dist.get_rank()]])
+
+    report = gg.verify(lambda x: torch.sin(2 * x), dealt, mesh={"cp": 2}, inputs={"x": gg.Input((8, 3))})
+    assert report.verdict == "unproven"

@@ -68,7 +68,7 @@ def swapped(x):
 
 TILES = Arrangement(
     (ROWS, COLUMNS),
-    {0: Tile(((3, ROWS), (0, COLUMNS)), (0, 1), (2, COLUMNS)), 1: Tile(((0, 3), (0, COLUMNS)), (0, 1), (3, COLUMNS))},
+    {0: (Tile(((3, ROWS), (0, COLUMNS)), (0, 1), (2, COLUMNS)),), 1: (Tile(((0, 3), (0, COLUMNS)), (0, 1), (3, COLUMNS)),)},
 )
 RELATIONS = {
     "replicate": (lambda x: x.clone(), spoilt, "Replicate"),

@@ -406,6 +406,20 @@ both("patches", lambda x, w, b: F.conv2d(x, w, b, stride=2), x=X(2, 3, 4, 6), w=
 both("pointwise_convolution", lambda x, w: F.conv1d(x, w), x=X(2, 6, 4), w=X(6, 6, 1))
 both("convolution", lambda x, w, b: F.conv1d(x, w, b, padding=1), x=X(2, 3, 6), w=X(6, 3, 3), b=X(6))
 both("convolution_with_gaps", lambda x, w: F.conv1d(x, w, stride=2, padding=2, dilation=2), x=X(2, 3, 6), w=X(6, 3, 2))
+sample(
+    "triangular_systems",
+    lambda a, b: (
+        torch.linalg.solve_triangular(a, b, upper=False),
+        torch.linalg.solve_triangular(a, b, upper=True, unitriangular=True),
+        torch.linalg.solve_triangular(a, b.mT, upper=False, left=False, unitriangular=True),
+        torch.linalg.solve_triangular(a[0], b, upper=True),
+    ),
+    a=X(2, 3, 3),
+    b=X(2, 3, 4),
+)
+both("depthwise_convolution", lambda x, w, b: F.conv1d(x, w, b, padding=2, groups=6), x=X(2, 6, 4), w=X(6, 1, 3), b=X(6))
+both("convolution_in_groups", lambda x, w: F.conv1d(x, w, stride=2, groups=2), x=X(2, 6, 4), w=X(4, 3, 2))
+both("convolution_of_multiples", lambda x, w: F.conv2d(x, w, padding=1, groups=2), x=X(2, 2, 3, 4), w=X(6, 1, 2, 3))
 both("convolution_in_two_dims", lambda x, w: F.conv2d(x, w, padding=(1, 0)), x=X(2, 3, 4, 3), w=X(4, 3, 3, 2))
 # views
 sample(
@@ -512,7 +526,26 @@ sample(
 )
 sample("windows", lambda x: (x.unfold(0, 2, 2), x.unfold(1, 3, 1), x[:, 0].unfold(0, 4, 1)), x=X(6, 4))
 sample(
-    "strides", lambda x: (x.as_strided((3, 8), (8, 1)), x.as_strided((3, 2), (4, 1), 2), x.as_strided((3,), (5,))), x=X(6, 4)
+    "strides",
+    lambda x: (
+        x.as_strided((3, 8), (8, 1)),
+        x.as_strided((3, 2), (4, 1), 2),
+        x.as_strided((3,), (5,)),
+        x.as_strided((2, 3), (1, 8), 5),
+        x.as_strided((2, 2), (4, 4)),
+    ),
+    x=X(6, 4),
+)
+sample(
+    "strided_writes",
+    lambda x, y: (
+        torch.as_strided_scatter(x, y, (3, 2), (4, 1), 2),
+        torch.as_strided_scatter(x, y, (3, 2), (8, 1), 5),
+        torch.as_strided_scatter(x, y, (3, 2), (2, 12), 1),
+        torch.as_strided_scatter(x, y[:1], (1, 2), (24, 3), 20),
+    ),
+    x=X(6, 4),
+    y=X(3, 2),
 )
 sample(
     "diagonals",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.utils import _pytree as pytree
 
 from graphguard.aten.kernels import constant_of
@@ -17,6 +17,7 @@ from graphguard.capture.torch.record.recorder import Recorder
 from graphguard.capture.torch.wrappers import layout_by_marks, named_parameters
 from graphguard.errors import UsageError
 from graphguard.graph.ir import Layout
+from graphguard.graph.placement import REDUCTIONS, Partial, read
 
 PARAMETERS = "params."  # prefix of a graph's inputs that are parameters of a module
 
@@ -158,10 +159,22 @@ def _record_tensor(recorder: Recorder, name: str, output: torch.Tensor) -> None:
         layout = str(output.layout).removeprefix("torch.")
         raise UsageError(f"output {name!r} is a tensor of layout {layout}; return a dense one (`.to_dense()`)")
     if isinstance(output, DTensor):
+        output = _in_words_of_relations(output)
         recorder.graph.layouts[name] = _layout(recorder, output)
     tensor = _local(output.detach())
     recorder.graph.outputs[name] = recorder.value(tensor)
     recorder.races.returned(recorder.aliases.cell(tensor))
+
+
+def _in_words_of_relations(tensor: DTensor) -> DTensor:
+    """The same DTensor, reduced by its own placements where no relation has a word for them: products, and parts of norms."""
+    wanted = [placement if _is_relation(placement) else Replicate() for placement in tensor.placements]
+    return tensor if wanted == list(tensor.placements) else tensor.redistribute(placements=wanted)
+
+
+def _is_relation(placement: Placement) -> bool:
+    known = read(repr(placement))
+    return known.reduce in REDUCTIONS if isinstance(known, Partial) else known is not None
 
 
 def path_name(path: tuple[Any, ...]) -> str:

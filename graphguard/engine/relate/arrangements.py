@@ -1,4 +1,5 @@
-"""Clean relations that are no placements: each rank holds a tile of the output at some place, transposed or reshaped.
+"""Clean relations that are no placements: each rank holds a tile of the output at some place, transposed or reshaped, or
+several side by side.
 
 Sound because every tile is cut out of the description of the sequential output and compared with what the rank holds, and the
 tiles together must cover the output.
@@ -13,26 +14,43 @@ from math import prod
 import numpy as np
 
 from graphguard.engine.algebra.sums import folded
-from graphguard.engine.algebra.value import cut, same
+from graphguard.engine.algebra.value import cut, same, taken
 from graphguard.engine.relate.outputs import Held, OutputPart, Relator, tile_of
+from graphguard.engine.relate.side_by_side import side_by_side
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import Lane, at_lane, collapse, everywhere
 from graphguard.engine.terms.term import Undescribed, Value
 from graphguard.graph.placement import candidates
-from graphguard.relation.arrangement import Arrangement, Tile
+from graphguard.relation.arrangement import Arrangement, Spans, Tile
+
+LaneSpans = Sequence[tuple[Lane, Lane]]
 
 
 def arranged(relator: Relator, whole: Value, output: Held) -> Arrangement | None:
-    """Which tile of the output each rank holds, if each holds one and nothing is left out."""
+    """Which tiles of the output each rank holds, if all that each holds are such and nothing is left out."""
     sizes = tuple(int(size) for size in whole.shape)
-    tiles: dict[int, Tile] = {}
+    tiles: dict[int, tuple[Tile, ...]] = {}
     for part in output.parts:
-        found = _tiles(relator, whole, output, part)
+        found = _tiles(relator, whole, output, part) or _rank_by_rank(relator, whole, output, part)
         if found is None:
             return None
         tiles.update(zip(part.ranks, found, strict=True))
     found_all = Arrangement(sizes, tiles)
     return found_all if found_all.rebuilt("") is not None else None
+
+
+def _rank_by_rank(relator: Relator, whole: Value, output: Held, part: OutputPart) -> list[tuple[Tile, ...]] | None:
+    """The tiles of ranks that are cut at places of their own."""
+    if len(part.ranks) == 1 or relator.table.over("ranks_apart", len(part.ranks)):
+        return None
+    found = []
+    for lane, rank in enumerate(part.ranks):
+        alone = OutputPart((rank,), taken(relator.table, part.value, np.array([lane], dtype=np.int64)))
+        tiles = _tiles(relator, whole, output, alone)
+        if tiles is None:
+            return None
+        found += tiles
+    return found
 
 
 def is_padded_to(piece: int, whole: int, members: int) -> bool:
@@ -78,9 +96,9 @@ def _axes(output: Held) -> Iterator[tuple[int, ...]]:
 
 def _padded_along(
     relator: Relator, whole: Value, output: Held, axes: tuple[int, ...], dim: int, flat: bool = False
-) -> dict[int, Tile] | None:
+) -> dict[int, tuple[Tile, ...]] | None:
     """The tiles, if the ranks hold pieces one after the other along a dim."""
-    tiles: dict[int, Tile] = {}
+    tiles: dict[int, tuple[Tile, ...]] = {}
     lane_of = {rank: lane for lane, rank in enumerate(output.order)}
     places = np.indices(output.mesh.shape).reshape(len(output.mesh.shape), -1)
     position = np.zeros(output.mesh.size, dtype=np.int64)
@@ -97,27 +115,52 @@ def _padded_along(
         if not relator.equal(folded(relator.table, wanted), cut(relator.table, value, dim, 0, collapse(stop - start))):
             return None
         for rank, low, high in zip(part.ranks, start, stop, strict=True):
-            spans = [(0, int(each)) for each in whole.shape]
-            spans[dim] = (int(low), int(high))
-            tiles[rank] = Tile(tuple(spans), tuple(range(len(spans))), shape, flat, padded=True)
+            spans, within = ([(0, int(each)) for each in whole.shape] for _ in range(2))
+            spans[dim], within[dim] = (int(low), int(high)), (0, int(high - low))
+            tiles[rank] = (Tile(tuple(spans), tuple(range(len(spans))), shape, flat, tuple(within)),)
     return tiles
 
 
-def _tiles(relator: Relator, whole: Value, output: Held, part: OutputPart) -> list[Tile] | None:
-    for order in _orders(relator.table, whole, part.value):
+def _tiles(relator: Relator, whole: Value, output: Held, part: OutputPart) -> list[tuple[Tile, ...]] | None:
+    """By lane, what it holds: one tile, as it is, in another order of dims or in another shape; or several side by side."""
+    orders = list(_orders(relator.table, whole, part.value))
+    for order in orders:
         try:
             turned = relator.ops.permute(whole, order)
             starts = tile_of(relator.table, turned, part.value)
         except Undescribed:
             continue
         if starts is not None:
-            back = sorted(range(len(order)), key=order.__getitem__)
-            spans = [(starts[dim], collapse(starts[dim] + part.value.shape[dim])) for dim in back]
-            return _by_lane(part, spans, order)
+            return _by_lane(part, [_spans(part.value, starts, order)], order)
     try:
-        return _as_reshaped(relator, whole, output, part) or _as_flat(relator, whole, part)
+        found = _as_reshaped(relator, whole, output, part) or _as_flat(relator, whole, part)
+    except Undescribed:
+        found = None
+    return found or next(filter(None, (_several(relator, whole, part, order) for order in orders)), None)
+
+
+def _several(relator: Relator, whole: Value, part: OutputPart, order: tuple[int, ...]) -> list[tuple[Tile, ...]] | None:
+    try:
+        pieces = side_by_side(relator.table, relator.ops.permute(whole, order), part.value)
     except Undescribed:
         return None
+    if pieces is None:
+        return None
+    spans, within = [], []
+    for piece in pieces:
+        shape = [*part.value.shape]
+        shape[piece.dim] = piece.high - piece.low
+        spans.append(_spans(Value(tuple(shape), ()), piece.starts, order))
+        held: list[tuple[Lane, Lane]] = [(0, size) for size in part.value.shape]
+        held[piece.dim] = (piece.low, piece.high)
+        within.append(held)
+    return _by_lane(part, spans, order, within=within)
+
+
+def _spans(part: Value, starts: Sequence[Lane], order: tuple[int, ...]) -> list[tuple[Lane, Lane]]:
+    """Where a part of the output, whose dims are in some order, lies in it."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return [(starts[dim], collapse(starts[dim] + part.shape[dim])) for dim in back]
 
 
 def _orders(table: Table, whole: Value, value: Value) -> Iterator[tuple[int, ...]]:
@@ -130,17 +173,17 @@ def _orders(table: Table, whole: Value, value: Value) -> Iterator[tuple[int, ...
             yield order
 
 
-def _as_flat(relator: Relator, whole: Value, part: OutputPart) -> list[Tile] | None:
+def _as_flat(relator: Relator, whole: Value, part: OutputPart) -> list[tuple[Tile, ...]] | None:
     """A run of the output's elements in memory order."""
     count, own = _count(whole.shape), _count(part.value.shape)
     if count is None or own is None:
         return None
     flat, mine = relator.ops.reshape(whole, [count]), relator.ops.reshape(part.value, [own])
     starts = tile_of(relator.table, flat, mine)
-    return None if starts is None else _by_lane(part, [(starts[0], collapse(starts[0] + mine.shape[0]))], (0,), flat=True)
+    return None if starts is None else _by_lane(part, [_spans(mine, starts, (0,))], (0,), flat=True)
 
 
-def _as_reshaped(relator: Relator, whole: Value, output: Held, part: OutputPart) -> list[Tile] | None:
+def _as_reshaped(relator: Relator, whole: Value, output: Held, part: OutputPart) -> list[tuple[Tile, ...]] | None:
     """What placements would give the ranks, in another shape."""
     sizes, count = [int(size) for size in whole.shape], _count(part.value.shape)
     lane_of = {rank: lane for lane, rank in enumerate(output.order)}
@@ -152,7 +195,7 @@ def _as_reshaped(relator: Relator, whole: Value, output: Held, part: OutputPart)
         mine = relator.ops.reshape(part.value, [int(size) for size in shapes[0]])
         if same(relator.expected(whole, output, placements, part), mine):
             spans = [(collapse(tiles[:, dim, 0]), collapse(tiles[:, dim, 1])) for dim in range(len(sizes))]
-            return _by_lane(part, spans, tuple(range(len(sizes))))
+            return _by_lane(part, [spans], tuple(range(len(sizes))))
     return None
 
 
@@ -165,13 +208,29 @@ def _count(shape: Sequence[Lane]) -> int | None:
     return count
 
 
-def _by_lane(part: OutputPart, spans: Sequence[tuple[Lane, Lane]], order: tuple[int, ...], flat: bool = False) -> list[Tile]:
+def _by_lane(
+    part: OutputPart,
+    tiles: Sequence[LaneSpans],
+    order: tuple[int, ...],
+    flat: bool = False,
+    within: Sequence[LaneSpans] | None = None,
+) -> list[tuple[Tile, ...]]:
+    """By lane, its tiles. within: where each lies in what the lane holds, if that is not all of it."""
+
+    def at(spans: LaneSpans, lane: int) -> Spans:
+        return tuple((at_lane(low, lane), at_lane(high, lane)) for low, high in spans)
+
+    held = [None] * len(tiles) if within is None else within
     return [
-        Tile(
-            tuple((at_lane(low, lane), at_lane(high, lane)) for low, high in spans),
-            order,
-            tuple(at_lane(size, lane) for size in part.value.shape),
-            flat,
+        tuple(
+            Tile(
+                at(spans, lane),
+                order,
+                tuple(at_lane(size, lane) for size in part.value.shape),
+                flat,
+                None if place is None else at(place, lane),
+            )
+            for spans, place in zip(tiles, held, strict=True)
         )
         for lane in range(len(part.ranks))
     ]

@@ -20,6 +20,7 @@ from graphguard.engine.ranks.collective import Groups, groups_of
 from graphguard.engine.ranks.collective_call import spread
 from graphguard.engine.relate.summands import Summands, summands
 from graphguard.engine.store.table import Table
+from graphguard.engine.tensors.one_piece import in_pieces_again
 from graphguard.engine.tensors.ops import Ops
 from graphguard.engine.terms.lane import Lane, Lanes, collapse, equal, everywhere
 from graphguard.engine.terms.term import Term, Undescribed, Value, Variable, extent
@@ -116,7 +117,14 @@ class Relator:
         if same(a, b):
             return True
         alike = len(a.shape) == len(b.shape) and all(equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
-        return alike and equal_written_out(self.table, a, b)
+        return alike and (equal_written_out(self.table, a, b) or self._same_in_pieces(a, b))
+
+    def _same_in_pieces(self, a: Value, b: Value) -> bool:
+        """Whether two tensors are the same once what steps leave of their terms are boxes."""
+        one, other = (in_pieces_again(self.table, each) for each in (a, b))
+        if one is None and other is None:
+            return False
+        return same(folded(self.table, one or a), folded(self.table, other or b))
 
     def expected(self, whole: Value, output: Held, placements: Placements, part: OutputPart) -> Value:
         sizes = [int(size) for size in whole.shape]

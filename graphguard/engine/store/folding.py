@@ -94,7 +94,7 @@ class Folding:
     def _fold(self, term: Term) -> Term:
         summed = term.summed
         while summed:
-            folded = self._folded_once(term, summed) or self._regrouped(term, summed)
+            folded = self._folded_once(term, summed) or self._continued(term, summed) or self._regrouped(term, summed)
             if folded is None:
                 break
             term = folded
@@ -132,6 +132,23 @@ class Folding:
                         return self._replaced(term, inside, bound, *found)
         return self._folded_chain(term, even) if len(even) > 1 else None
 
+    def _continued(self, term: Term, summed: Sequence[Variable]) -> Term | None:
+        """Sums that go on from each other, as those of microbatches that are added up do, as one sum over all of it."""
+        for variable in summed:
+            inside = [f for f in term.factors if variable in f.variables()]
+            if len(inside) != 1 or inside[0].atom.kind != "sum" or inside[0].power != 1:
+                continue
+            strides = {abs(stride) for index in inside[0].at for v, stride in index.terms if v == variable}
+            (member,) = self._records.definitions[inside[0].atom].operands[0]
+            if not strides & set(member.extents) - {1}:
+                continue
+            members, ranges = self._members(inside[0])
+            kept = [f for f in term.factors if f is not inside[0]]
+            found = normal(term.with_(factors=(*kept, *members), ranges={**term.ranges, **ranges}), self._records.facts)
+            if found is not None and len(found.summed) < len(summed) + len(ranges):
+                return found
+        return None
+
     def _folded_chain(self, term: Term, even: set[Variable]) -> Term | None:
         """A filed sum over several variables at once, no one of which is in all of its factors."""
         left = set(even)
@@ -159,6 +176,16 @@ class Folding:
         return self._with(
             term.with_(coefficient=term.coefficient * whole.coefficient), inside, (variable,), whole.read_at(inside[0].at)
         )
+
+    def _members(self, factor: Factor) -> tuple[list[Factor], dict[Variable, Range]]:
+        """What a sum is a sum of products of, read where it is, and the ranges of the variables that it binds."""
+        (member,) = self._records.definitions[factor.atom].operands[0]
+        names: dict[int, Index] = {-1 - n: index for n, index in enumerate(factor.at)}
+        ranges: dict[Variable, Range] = {}
+        for number, size in enumerate(member.extents):
+            variable = next(self._records.names)
+            names[number], ranges[variable] = Index(((variable, 1),)), (0, size)
+        return [f._replace(at=tuple(substituted(i, names) for i in f.at)) for f in member.factors], ranges
 
     def _replaced(
         self, term: Term, inside: tuple[Factor, ...], bound: Iterable[Variable], atom: Atom, axes: tuple[Index, ...]
@@ -231,16 +258,6 @@ class RanksRun(Folding):
             return None
         kept = [f for f in term.factors if f is not factor]
         return normal(term.with_(factors=(*kept, *members), ranges={**term.ranges, **ranges}), self._records.facts)
-
-    def _members(self, factor: Factor) -> tuple[list[Factor], dict[Variable, Range]]:
-        """What a sum is a sum of products of, read where it is, and the ranges of the variables that it binds."""
-        (member,) = self._records.definitions[factor.atom].operands[0]
-        names: dict[int, Index] = {-1 - n: index for n, index in enumerate(factor.at)}
-        ranges: dict[Variable, Range] = {}
-        for number, size in enumerate(member.extents):
-            variable = next(self._records.names)
-            names[number], ranges[variable] = Index(((variable, 1),)), (0, size)
-        return [f._replace(at=tuple(substituted(i, names) for i in f.at)) for f in member.factors], ranges
 
 
 def connected(term: Term, start: Variable, pending: set[Variable]) -> tuple[tuple[Factor, ...], tuple[Variable, ...]]:

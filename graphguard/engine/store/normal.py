@@ -20,6 +20,7 @@ from graphguard.engine.terms.term import (
     FIRST_ID,
     IMPULSE,
     ONE,
+    STEP,
     WINDOW,
     Factor,
     Index,
@@ -412,7 +413,7 @@ class _Work:
             del self.factors[number]
             self.weight = collapse(self.weight * np.asarray(passes, dtype=np.int64))
             return True
-        if self._coarsen_step(number, index) or self._drop_blocks(index):
+        if self._coarsen_step(number, index) or self._drop_blocks(index) or self._meet_step(number, index):
             return True
         if len(index.terms) != 1 or abs(index.terms[0][1]) != 1:
             return False
@@ -425,6 +426,22 @@ class _Work:
             return False
         del self.factors[number]
         return True
+
+    def _meet_step(self, number: int, index: Index) -> bool:
+        """Two steps towards each other leave nothing, or one position between them."""
+        for other in range(number + 1, len(self.factors)):
+            if self.factors[other].atom not in (STEP, WINDOW):
+                continue
+            between = combined([index, self.factors[other].at[0]])
+            if between.terms or not (everywhere(between.offset <= 1) or equal(between.offset, 2)):
+                continue
+            del self.factors[other]
+            if equal(between.offset, 2):
+                self.factors[number] = Factor(IMPULSE, (Index(index.terms, collapse(index.offset - 1)),))
+            else:
+                self.weight = 0
+            return True
+        return False
 
     def _is_digit(self, variable: Variable) -> bool:
         """Whether a variable counts blocks: a mask of whole blocks says which of them there are."""

@@ -17,7 +17,7 @@ from graphguard.engine.algebra.value import add, moved, scale
 from graphguard.engine.store.table import Table
 from graphguard.engine.tensors.choice import row_at, rows_of
 from graphguard.engine.terms.definition import Part
-from graphguard.engine.terms.lane import Lane, collapse, larger, smaller, varies
+from graphguard.engine.terms.lane import Lane, collapse, equal, larger, smaller, varies
 from graphguard.engine.terms.term import (
     IDX,
     IMPULSE,
@@ -188,8 +188,43 @@ def negate(table: Table, mask: Value) -> Value:
             position = combined([Index((), 1), scaled(term.factors[0].at[0], -1)])
             settled = table.settle(term.with_(factors=(Factor(STEP, (position,)),)))
             return Value(mask.shape, () if settled is None else (settled,))
+    one_left = _between_steps(mask)
+    if one_left is not None:
+        settled = table.settle(one_left)
+        return Value(mask.shape, () if settled is None else (settled,))
     ones = _all_values(table, mask) or constant(mask.shape, ONE, table)
     return add(table, [ones, scale(mask, -ONE)])
+
+
+def _between_steps(mask: Value) -> Term | None:
+    """Where a mask is all positions below one and all above it, the impulse at that one. Not in normal form."""
+    places = [_step_along_dim(term, mask) for term in mask.terms] if len(mask.terms) == 2 else [None]
+    found = [place for place in places if place is not None]
+    if len(found) < 2 or found[0].dim != found[1].dim or found[0].sign != -found[1].sign:
+        return None
+    if not equal(found[0].first, -found[1].first):
+        return None
+    (step,) = mask.terms[0].factors
+    return mask.terms[0].with_(factors=(Factor(IMPULSE, step.at),))
+
+
+class _StepAlong(NamedTuple):
+    """A step of a dim's positions, up or down, and what it reads at the first of them."""
+
+    dim: int
+    sign: int
+    first: Lane
+
+
+def _step_along_dim(term: Term, mask: Value) -> _StepAlong | None:
+    if len(term.factors) != 1 or term.factors[0].atom is not STEP or term.coefficient != 1 or not equal(term.weight, 1):
+        return None
+    ((index,), terms) = term.factors[0].at, term.factors[0].at[0].terms
+    if len(terms) != 1 or abs(terms[0][1]) != 1 or term.summed or not covers(term.box, mask.shape):
+        return None
+    (variable, sign), low = terms[0], term.ranges[terms[0][0]][0]
+    dim = next(dim for dim, group in enumerate(term.dims) if variable in group)
+    return _StepAlong(dim, sign, collapse(index.offset + sign * low)) if term.dims[dim] == (variable,) else None
 
 
 def _all_values(table: Table, mask: Value) -> Value | None:

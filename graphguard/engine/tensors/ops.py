@@ -24,6 +24,7 @@ from graphguard.engine.algebra.value import add, concat, cut, permute, scale
 from graphguard.engine.store.need import DEFINED
 from graphguard.engine.store.table import Table
 from graphguard.engine.tensors import integer
+from graphguard.engine.tensors.one_piece import edges_of, in_one_piece
 from graphguard.engine.tensors.shape import expand, reshape
 from graphguard.engine.terms.definition import Part
 from graphguard.engine.terms.lane import Lane, at_lane, collapse, equal, varies
@@ -430,6 +431,13 @@ class Ops:
     ) -> Value:
         """An operator of which only this is known: equal rows give equal rows. The first dims of all operands and of the result
         are parallel; the others must be whole, and the result has `shape` there."""
+        for dim in range(parallel):
+            edges = edges_of(operands, dim)
+            if len(edges) > 2 and not self.table.over("cells", len(edges) - 1):
+                return self.concat(
+                    [self.opaque(name, [self.cut(value, dim, low, high) for value in operands], parallel, shape, parameters)
+                     for low, high in pairwise(edges)], dim)  # fmt: skip
+        operands = [in_one_piece(self.table, value) for value in operands]
         lead, box_of = LABELS[:parallel], operands[0]
         layout = Layout(self.table)
         parts, used = [], 0

@@ -249,7 +249,18 @@ def clamped(c: Call, x: Value, low: Any, high: Any) -> Value:
     bounds = _bound(low, float("-inf")), _bound(high, float("inf"))
     if c.is_whole(0) and span_of(c.table, x) is not None and all(isinstance(each, int | None) for each in (low, high)):
         return _clamped_to_numbers(c, x, low, high)
-    return c.fn("relu", x) if bounds == (Fraction(0), None) else c.fn("clamp", x, parameters=bounds)
+    if bounds == (Fraction(0), None):
+        return c.fn("relu", x)
+    given = [bound for bound in bounds if bound is not None]
+    if _is_reciprocal(x) and given == sorted(given) and all(bound > 0 for bound in given):
+        least, most = (None if bound is None else 1 / bound for bound in reversed(bounds))
+        return c.power(c.fn("clamp", c.power(x, -1), parameters=(least, most)), -1)
+    return c.fn("clamp", x, parameters=bounds)
+
+
+def _is_reciprocal(x: Value) -> bool:
+    """Whether it is one over something above zero: min(1, c / n) is 1 / max(1, n / c), and is written so."""
+    return len(x.terms) == 1 and is_positive(x) and all(f.power < 0 for f in x.terms[0].factors) and bool(x.terms[0].factors)
 
 
 def _clamped_to_numbers(c: Call, x: Value, low: int | None, high: int | None) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -174,12 +175,22 @@ def logcumsumexp(c: Call, x: Value, dim: int) -> Value:
 
 @row("aten.prod.dim_int", means="the product over a dim")
 def prod(c: Call, x: Value, dim: int, keep: bool = False, *, dtype: Any = None) -> Value:
-    return without(c, "prod", c.to_dtype(x, 0, dtype), dim, keep, (c.result_dtype,))
+    x = c.to_dtype(x, 0, dtype)
+    return c.reshape(product(c, x, dim % len(x.shape)), c.node.outputs[0].shape) if x.shape else x
 
 
 @row("aten.prod.default", means="the product of all elements")
 def prod_all(c: Call, x: Value, *, dtype: Any = None) -> Value:
-    return without(c, "prod", flat(c, c.to_dtype(x, 0, dtype)), 0, False, (c.result_dtype,))
+    return product(c, flat(c, c.to_dtype(x, 0, dtype)), 0)
+
+
+def product(c: Call, x: Value, dim: int) -> Value:
+    """Of few elements the product itself; of many it is known that equal rows have equal products."""
+    size = c.size(x, dim)
+    if not size or c.table.over("product_elements", size):
+        return without(c, "prod", x, dim, False, (c.result_dtype,))
+    rest = [*x.shape[:dim], *x.shape[dim + 1 :]]
+    return functools.reduce(c.mul, [c.reshape(c.cut(x, dim, place, place + 1), rest) for place in range(size)])
 
 
 @row("aten.renorm.default", means="rows of bounded norm")
@@ -196,3 +207,18 @@ def renorm(c: Call, x: Value, order: Any, dim: int, limit: Any) -> Value:
     for place, d in enumerate([dim, *rest]):
         back[d] = place
     return c.permute(found, back)
+
+
+@row("aten.linalg_solve_triangular.default", means="x with a x = b, or x a = b, of a triangle")
+def solve_triangular(c: Call, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Value:
+    """Each column of b, or each row, by itself; the systems of a batch are parallel, too."""
+    batch = list(c.node.outputs[0].shape[:-2])
+    size = c.size(a, len(a.shape) - 1)
+    b = c.expand(b, [*batch, *b.shape[-2:]])
+    rows = c.transpose(b, len(batch), len(batch) + 1) if left else b
+    count = c.size(rows, len(batch))
+    a = c.expand(c.reshape(a, [*a.shape[:-2], 1, size, size]), [*batch, count, size, size])
+    found = c.opaque("solve_triangular", [a, rows], len(batch) + 1, (size,), (upper, left, unitriangular))
+    if not unitriangular:
+        c.need_defined(found)
+    return c.transpose(found, len(batch), len(batch) + 1) if left else found

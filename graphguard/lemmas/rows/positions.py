@@ -8,6 +8,7 @@ import numpy as np
 
 from graphguard.engine.algebra.grid import in_cells
 from graphguard.engine.store.table import Table
+from graphguard.engine.tensors.position_runs import masked_positions
 from graphguard.engine.terms.lane import everywhere, varies
 from graphguard.engine.terms.term import IMPULSE, Factor, Term, Undescribed, Value, extent
 from graphguard.lemmas.registry import Call
@@ -46,6 +47,9 @@ def hot(c: Call, index: Value, size: int, dim: int, *, wraps: bool = False) -> V
     """[index = v] for v in [0, size) along a new dim. Outside torch raises, or counts from the end: neither is a row of zeros.
 
     The sequential program is defined where it does not raise; of the ranks it has to be known that they do not."""
+    known = masked_positions(c, index, size)
+    if known is not None:
+        return known.hot(c.table, index.shape, size, dim)
     parts = _dims_in_parts(index)
     if parts is not None:
         split = c.reshape(index, [size_of for group in parts for size_of in group])

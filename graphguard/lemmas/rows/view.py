@@ -82,6 +82,7 @@ def slice_(c: Call, x: Value, dim: int = 0, start: Any = None, stop: Any = None,
 
 def every(c: Call, x: Value, dim: int, step: int) -> Value:
     """Each step-th element from the first on."""
+    x = _without_rest(c, x, dim, step)
     size = c.size(x, dim)
     count = -(-size // step)
     if in_pieces(x) and not c.table.over("strided_rows", count):
@@ -90,6 +91,15 @@ def every(c: Call, x: Value, dim: int, step: int) -> Value:
         return picked(c, x, dim, c.scale(c.arange(count), step))
     rows = c.reshape(x, [*x.shape[:dim], count, step, *x.shape[dim + 1 :]])
     return c.reshape(c.cut(rows, dim + 1, 0, 1), [*x.shape[:dim], count, *x.shape[dim + 1 :]])
+
+
+def _without_rest(c: Call, x: Value, dim: int, step: int) -> Value:
+    """Without what lies behind the last element that is read, where that is another number of elements on each rank."""
+    size = x.shape[dim]
+    if isinstance(size, int):
+        return x
+    count = collapse(-(-size // step))
+    return c.cut(x, dim, 0, larger(0, collapse((count - 1) * step + 1)))
 
 
 @row("aten.split_with_sizes_copy.default", "aten.split_with_sizes_copy.out", means="parts of a dim, one after the other")
@@ -229,26 +239,6 @@ def unfold(c: Call, x: Value, dim: int, size: int, step: int) -> Value:
     windows = picked(c, x, dim, c.add(starts, c.arange(size)))
     order = [d for d in range(len(windows.shape)) if d != dim + 1]
     return c.permute(windows, [*order, dim + 1])
-
-
-@row("aten.as_strided.default", means="elements at given distances in memory", needs="positions inside the tensor")
-def as_strided(c: Call, x: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Value:
-    count = math.prod(c.size(x, dim) for dim in range(len(x.shape)))
-    dense = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    if (
-        not offset
-        and math.prod(shape) == count
-        and all(a == b or n == 1 for a, b, n in zip(strides, dense, shape, strict=True))
-    ):
-        return c.reshape(x, shape)
-    last = (offset or 0) + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
-    if last >= count or 0 in shape:
-        raise Undescribed("memory outside of a tensor")
-    position = c.full([1] * len(shape), offset or 0)
-    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        along = c.reshape(c.arange(size), [size if d == dim else 1 for d in range(len(shape))])
-        position = c.add(position, c.scale(along, stride))
-    return picked(c, c.reshape(x, [count]), 0, position)
 
 
 def _diagonal_labels(rank: int, first: int, second: int) -> tuple[str, str]:

@@ -18,12 +18,10 @@ from graphguard.capture.torch.session import capture
 from graphguard.capture.torch.subject import Subject
 from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError
 from graphguard.graph.ir import Graph, Mesh, Value
-from graphguard.graph.placement import Partial, Placement, Shard
+from graphguard.graph.placement import REDUCTIONS, Partial, Placement, Shard
 from graphguard.graph.prune import prune
 from graphguard.oracle.coverage import MOST_ELEMENTS, NotClean, holders, in_words, sources_of
 from graphguard.relation.expectation import FULL, LOCAL, Expectation, Need, unmet
-
-_REDUCTIONS = ("sum", "avg", "max", "min")
 
 
 def expectations(
@@ -91,8 +89,8 @@ def _fitting(path: str, placement: Placement, value: Value) -> Placement:
                 f"outputs=: output {path!r}: Shard({placement.dim}) names a dim that its shape {value.shape} does not have"
             )
         return Shard(placement.dim % rank)
-    if isinstance(placement, Partial) and placement.reduce not in _REDUCTIONS:
-        raise UsageError(f"outputs=: output {path!r}: Partial({placement.reduce!r}) is none of {', '.join(_REDUCTIONS)}")
+    if isinstance(placement, Partial) and placement.reduce not in REDUCTIONS:
+        raise UsageError(f"outputs=: output {path!r}: Partial({placement.reduce!r}) is none of {', '.join(REDUCTIONS)}")
     return placement
 
 
