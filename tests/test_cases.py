@@ -150,7 +150,7 @@ def recorded(monkeypatch):
 
 def is_located(case, report):
     """Whether the guilty line is the first or the second one named."""
-    named = list(dict.fromkeys(finding.distributed.place for finding in report.findings if finding.distributed is not None))
+    named = list(dict.fromkeys(line.place for finding in report.findings for line in finding.lines))
     file, line = case.fault_location
     return any(name.endswith(file.split("/")[-1]) and at == line for name, at in named[:2])
 
