@@ -17,6 +17,7 @@ from graphguard.engine.second_attempt import proved_apart
 from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError, is_by_signal
 from graphguard.graph.class_matching import world_of
 from graphguard.graph.listing import without_relations
+from graphguard.graph.limits import Stops
 from graphguard.graph.matching import Joint
 from graphguard.graph.world import World
 from graphguard.lemmas.known import all_lemmas
@@ -234,8 +235,9 @@ def _decided(
         proof = proved_apart(first, problem.mesh.size, partial(proved, True), limits.engine)
         judgement = judgement if proof is first else judged(proof)
     elif judgement.amends and captured.matched is None:
-        repair = proved_repair(judgement.amends, captured.joint, problem.mesh, proved_with)
-        judgement = replace(judgement, repair=repair)
+        stops = Stops(limits.locate)
+        repair = proved_repair(judgement.amends, captured.joint, problem.mesh, proved_with, stops)
+        judgement = replace(judgement, repair=repair, stopped=(*judgement.stopped, *stops.reached()))
     assumed = assumptions_of([(captured.sequential, 1), *captured.weighted])
     report = report_of(proof, judgement, [*assumed, *captured.assumptions])
     report.notes += judgement.hints

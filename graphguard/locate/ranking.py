@@ -126,7 +126,9 @@ class Suspicion:
         return max(known, key=lambda clue: POINTS.get(clue.evidence, 0) * clue.certainty).backward if known else None
 
 
-_EXACT = ("values part here", "repair", "first wrong", "known to the end", "another repair", "the proof", "another operation")
+_EXACT = (
+    RAISES, "values part here", "repair", "first wrong", "known to the end", "another repair", "the proof", "another operation",
+)  # fmt: skip
 
 
 def _exactness(evidence: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphguard.graph.findings import Finding
-from graphguard.locate.ranking import Suspicion
+from graphguard.locate.ranking import RAISES, Suspicion
 from graphguard.oracle.difference import Counterexample
 from graphguard.verdict.folding import alike
 
@@ -20,10 +20,9 @@ def told(about: Finding, suspects: Sequence[Suspicion], judgement: Judgement) ->
     example = judgement.counterexample
     if example is not None and example.element.path != about.output:
         example = None
-    if example is not None and example.raises is not None:
-        return replace(about, message=f"{about.output}: rank {example.element.rank} would raise in {example.raises}")
     known = suspects[0].text if suspects else None
-    if about.detail is None:  # the proof knows the difference
+    raises = bool(suspects) and any(clue.evidence == RAISES for clue in suspects[0].clues)
+    if about.detail is None and not raises:  # the proof knows the difference
         return replace(about, law=about.law or known)
     if known is not None:
         return replace(about, message=f"{about.output}: {known}", law=None if known == about.law else about.law)

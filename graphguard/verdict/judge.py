@@ -347,7 +347,9 @@ class _Judging:
         if any(clue.backward for clue in clues):
             for graph in {id(each): each for each in (self.joint.graphs[0], self.joint.graphs[-1])}.values():
                 clues += clues_of_cuts(graph, suspects.own_lines)
-        clues += clues_at(RAISES, [suspects.own_lines.of(node.source) for node in list(whole.outside)[:1]], False)
+        for node, why in list(whole.outside.items())[:1]:
+            text = f"a rank would raise here: {why}"
+            clues += clues_at(RAISES, [suspects.own_lines.of(node.source)], node.backward, text)
         amends = tuple(each.amend for each in strong if each.amend is not None)
         return Found(example, tuple(clues), amends, explained or bool(mends) or (way is not None and way.heals))
 

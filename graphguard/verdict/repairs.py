@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from graphguard.engine.proof import Proof
 from graphguard.graph.ir import Mesh
+from graphguard.graph.limits import Stops
 from graphguard.graph.matching import Joint
 from graphguard.locate.amend import Amend, amended
 
-_MOST, _SECONDS = 3, 5.0  # changes that are proved, and how long that may take in all
 
-
-def proved_repair(amends: Sequence[Amend], joint: Joint, mesh: Mesh, prove: Callable[[Joint], Proof]) -> str | None:
+def proved_repair(
+    amends: Sequence[Amend], joint: Joint, mesh: Mesh, prove: Callable[[Joint], Proof], stops: Stops
+) -> str | None:
     """The first change with which all outputs are proved, without a condition."""
-    begun = time.perf_counter()
-    for amend in amends[:_MOST]:
+    if amends and stops.over("repair_operations", sum(len(graph.nodes) for graph in joint.graphs)):
+        return None
+    for number, amend in enumerate(amends, 1):
+        if stops.over("repair_proofs", number):
+            return None
         changed = amended(joint, amend, mesh)
-        if changed is None or time.perf_counter() - begun > _SECONDS:
-            continue
-        proof = prove(changed)
-        if proof.proved and not proof.conditions:
+        proof = None if changed is None else prove(changed)
+        if proof is not None and proof.proved and not proof.conditions:
             return amend.told(mesh)
     return None

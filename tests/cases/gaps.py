@@ -1,4 +1,4 @@
-"""What is known to be missing: correct cases that are not proved, and faults whose line is not among the first two named."""
+"""What is known to be missing: correct cases that are not proved. docs/located.md says how often a faulty line is named."""
 
 NOT_YET = frozenset({
     "ring-flash-stripes-2", "ring-flash-stripes-4", "ring-flash-stripes-8",
@@ -7,52 +7,3 @@ NOT_YET = frozenset({
 # Correct cases of which it is not shown that what the ranks compute is defined. A count of zero is not seen in gradients, which
 # are zero then; and the ranks divide by another number that is zero.
 CONDITIONAL = frozenset({"forms-mean-count-dp2", "forms-mean-count-dp4"})
-NOT_LOCATED = frozenset({
-    "batch-fault-backward",
-    "batch-fault-count",
-    "context-fault-later-window",
-    "context-fault-local-window",
-    "context-fault-mean-of-blocks",
-    "context-fault-named-backwards",
-    "context-fault-no-homecoming",
-    "context-fault-not-rescaled",
-    "context-fault-one-step-short",
-    "context-fault-own-window",
-    "context-fault-stale-values",
-    "cross-entropy-own-maximum",
-    "expert-fault-axis",
-    "expert-fault-norm",
-    "expert-fault-summed-fractions",
-    "flat-fault-own",
-    "flat-fault-summed",
-    "forms-fault-product",
-    "formulas-fault-smooth",
-    "heads-fault-copied-twice",
-    "heads-fault-scale-gradient",
-    "identities-fault-total-again",
-    "inference-fault-half-reduced",
-    "inference-fault-new-token-everywhere",
-    "inference-fault-overwriting",
-    "meshes-fault-position-of-another-axis",
-    "pipeline-fault-forgets",
-    "pipeline-fault-interleaved-order",
-    "pipeline-fault-mixed-microbatches",
-    "pipeline-fault-wrong-tensor",
-    "positions-fault-own-labels",
-    "positions-fault-wrapped-labels",
-    "published-fault-auxiliary-loss",
-    "ring-flash-fault-diagonal",
-    "ring-flash-fault-half",
-    "ring-flash-fault-old-log",
-    "routes-fault-capacity",
-    "routes-fault-weights",
-    "tensor-fault-product-layers",
-    "tied-stages-fault-untied",
-    "ulysses-ring-fault-gradients",
-    "zero-fault-local-steps",
-    "zero-fault-not-reduced",
-    "zigzag-fault-back-half",
-    "zigzag-fault-later-blocks",
-    "zigzag-fault-mask",
-    "zigzag-fault-order",
-})  # fmt: skip
