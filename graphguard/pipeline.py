@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,12 +15,17 @@ from graphguard.engine.proof import Proof
 from graphguard.engine.prove import prove
 from graphguard.engine.second_attempt import proved_apart
 from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError, is_by_signal
+from graphguard.graph.class_matching import world_of
 from graphguard.graph.listing import without_relations
+from graphguard.graph.limits import Stops
+from graphguard.graph.matching import Joint
+from graphguard.graph.world import World
 from graphguard.lemmas.known import all_lemmas
 from graphguard.lemmas.user import Lemma, by_operator
 from graphguard.report.report import Report
 from graphguard.verdict.judge import Judgement, judge
 from graphguard.verdict.limits import Limits, limits_of
+from graphguard.verdict.repairs import proved_repair
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
 
 
@@ -190,16 +195,24 @@ def _decided(
     captured = problem.captured
     graphs = captured.sequential, captured.joint, captured.relations
 
-    def proved(apart: bool = False) -> Proof:
-        _tell(progress, "proof")
+    def proved_of(world: World, locate: bool = True) -> Proof:
         return prove(
             captured.sequential,
-            captured.world(apart),
+            world,
             expected=problem.expected,
             ranges=problem.ranges,
             lemmas=all_lemmas(lemmas),
             limits=limits.engine,
+            locate=locate,
         )
+
+    def proved(apart: bool = False) -> Proof:
+        _tell(progress, "proof")
+        return proved_of(captured.world(apart))
+
+    def proved_with(joint: Joint) -> Proof:
+        """Of ranks that were changed."""
+        return proved_of(world_of(joint, captured.relations), locate=False)
 
     def judged(proof: Proof) -> Judgement:
         return judge(
@@ -221,6 +234,10 @@ def _decided(
     if not judgement.different:
         proof = proved_apart(first, problem.mesh.size, partial(proved, True), limits.engine)
         judgement = judgement if proof is first else judged(proof)
+    elif judgement.amends and captured.matched is None:
+        stops = Stops(limits.locate)
+        repair = proved_repair(judgement.amends, captured.joint, problem.mesh, proved_with, stops)
+        judgement = replace(judgement, repair=repair, stopped=(*judgement.stopped, *stops.reached()))
     assumed = assumptions_of([(captured.sequential, 1), *captured.weighted])
     report = report_of(proof, judgement, [*assumed, *captured.assumptions])
     report.notes += judgement.hints

@@ -66,6 +66,8 @@ ROOMS = {
     "fuzz": "errors graph aten relation engine.interpret engine.numeric engine.proof engine.relate engine.prove lemmas oracle "
     "capture.torch audit mutate",
     "gallery": "errors render report checks",
+    "scores": "errors graph engine.proof engine.second_attempt engine.prove lemmas locate verdict pipeline checks mutate "
+    "gallery",
     "cli": "errors graph lemmas capture.front render verdict pipeline audit jax checks bench mutate gallery",
     "__main__": "cli",
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphguard.cache.content import UnkeptError
 from graphguard.engine.proof import Condition, Relation
-from graphguard.graph.findings import Finding
+from graphguard.graph.findings import Finding, Place
 from graphguard.graph.ir import Mesh, Source
 from graphguard.graph.limits import Stop
 from graphguard.graph.placement import Partial, Replicate, Shard, StridedShard
@@ -18,8 +18,8 @@ from graphguard.relation.arrangement import Arrangement, Tile
 from graphguard.report.report import OutputRelation, Report
 
 _PARTS = (
-    Arrangement, Condition, Counterexample, Divergence, Element, Finding, Mesh, Partial, Relation, Replicate, Report, Shard,
-    Stop, StridedShard, TensorLayout, Tile,
+    Arrangement, Condition, Counterexample, Divergence, Element, Finding, Mesh, Partial, Place, Relation, Replicate, Report,
+    Shard, Stop, StridedShard, TensorLayout, Tile,
 )  # fmt: skip
 _CLASSES: dict[str, type[Any]] = {each.__name__: each for each in _PARTS}
 _NOT_KEPT = {"make_listing", "programs"}  # of a report: the operations of both programs, for pages

@@ -48,6 +48,8 @@ from graphguard.relation.expectation import FULL, LOCAL, Expectation
 Range = tuple[float | None, float | None]
 Ranges = Mapping[str, Range]
 MOST_NEEDS = 3  # told in one message
+UNRELATED = "no relation to the sequential output was found"
+UNEXPLAINED = "what the ranks hold was not shown to be the sequential value, a tile of it, or a summand"
 
 
 def prove(
@@ -221,16 +223,16 @@ class _Prover:
         where = None if finding.kind == "missing-output" else finding.sequential  # which has no line of the ranks
         return (0, places.get(where, len(places))) if where is not None else (1, 0)
 
-    def _located(self, kind: str, path: str, message: str) -> Finding:
-        """A finding at the place where the relation of the output breaks."""
+    def _located(self, kind: str, path: str, message: str, detail: str | None = None) -> Finding:
+        """A finding at the place where the relation of the output breaks. detail: what stopped the proof."""
         if not self.locate:
-            return Finding(kind, message)
+            return Finding(kind, message, detail=detail)
         place = self.localiser.place(path)
         sequential, distributed = place.sequential, place.distributed
         if distributed is None:  # all is related, to the end: the scale is wrong, or the order of the ranks
-            return self._at_output(kind, path, message, self._holding(path))
-        if place.words is not None:
-            message = f"{message}; {place.words}"
+            return replace(self._at_output(kind, path, message, self._holding(path)), detail=detail)
+        if place.words is not None and detail is not None:  # the place knows more than the output
+            message, detail = f"{path}: {place.words}", None
         node = distributed or sequential
         operands = self.lister.operands(distributed)
         return Finding(
@@ -242,6 +244,7 @@ class _Prover:
             distributed=self.own_lines.at(distributed),
             phase=None if node is None else "backward" if node.backward else "forward",
             sources=self._lines_around(distributed, place.others),
+            detail=detail,
         )
 
     def _lines_around(self, node: Node, origins: Sequence[Source]) -> tuple[Source, ...]:
@@ -267,8 +270,8 @@ class _Prover:
 
     def _stopped(self, path: str, unknown: Unknown) -> Finding:
         if unknown.reason == astray.REASON:
-            return self._located("unexplained-output", path, f"{path}: {unknown.reason}")
-        return self._located("relation-lost", path, f"{path} has no description: {unknown.reason}")
+            return self._located("unexplained-output", path, f"{path}: {UNRELATED}", unknown.reason)
+        return self._located("relation-lost", path, f"{path}: {UNRELATED}", f"it has no description: {unknown.reason}")
 
     def _infer(self, path: str, whole: Value, output: Held) -> Relation | Finding:
         sizes = [int(size) for size in whole.shape]
@@ -284,7 +287,10 @@ class _Prover:
             return arranged_relation(path, arrangement)
         if no_parts is not None:
             return self._no_parts(path, no_parts)
-        return self._located("unexplained-output", path, self._difference(path, whole, output))
+        difference = self._difference(path, whole, output)
+        if difference is None:
+            return self._located("unexplained-output", path, f"{path}: {UNRELATED}", UNEXPLAINED)
+        return self._located("unexplained-output", path, difference)
 
     def _no_parts(self, path: str, held: Summands) -> Finding:
         """A sum over ranks that is the sequential value, though the ranks hold no parts of it."""
@@ -312,14 +318,12 @@ class _Prover:
         assert tensor is not None
         return tensor.dtype, tensor.shape
 
-    def _difference(self, path: str, whole: Value, output: Held) -> str:
+    def _difference(self, path: str, whole: Value, output: Held) -> str | None:
+        """How an output differs, where that is known."""
         factor = self.relator.factor(whole, output)
         if factor is not None:
             return f"{path}: {scale_in_words(factor[0], self.mesh)}"
-        wrong = self._of_another_shape(path, whole, output)
-        if wrong is not None:
-            return wrong
-        return f"{path}: what the ranks hold is neither the sequential value, nor a tile, nor a summand of it"
+        return self._of_another_shape(path, whole, output)
 
     def _of_another_shape(self, path: str, whole: Value, output: Held) -> str | None:
         """What a rank holds, where its shape alone shows that it is no part of the output."""
@@ -337,9 +341,8 @@ class _Prover:
             if self.relator.fits(sizes, output, placements) and self.relator.holds(whole, output, placements):
                 held = self.relator.summands(output, placements, stated=True)
                 if held is Summands.UNKNOWN:
-                    return self._located(
-                        "relation-lost", path, f"{path}: whether the ranks hold true parts is too hard to tell"
-                    )
+                    detail = "whether the ranks hold true parts is too hard to tell"
+                    return self._located("relation-lost", path, f"{path}: {UNRELATED}", detail)
                 if held is not Summands.PARTS:
                     return self._no_parts(path, held)
                 return replace(relation_of(path, placements, output, self._type(path)), note=None)

@@ -83,7 +83,7 @@ def _found(outcome: Outcome) -> str:
 
 def named_lines(report: Report) -> tuple[tuple[str, int], ...]:
     """The lines of the ranks' programs at which the findings are, the most telling first."""
-    return tuple(dict.fromkeys(finding.distributed.place for finding in report.findings if finding.distributed is not None))
+    return tuple(dict.fromkeys(line.place for finding in report.findings for line in finding.lines))
 
 
 def source_text(file: str, line: int) -> str:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from graphguard.graph.ir import Source
 from graphguard.graph.tensor_layout import TensorLayout
 
-PASSES_HERE, LOST_HERE = "the value passes here", "the proof loses it here"  # of findings that are second places to look
-PARTING = "in an execution, values part at"  # begins what a message says of numbers, which a counterexample shows too
 PHASES = ("forward", "backward", None)
 
 
@@ -67,12 +65,37 @@ KINDS = {
 }  # fmt: skip
 
 
+PLACES = {"also": "look also at", "stops": "the proof stops at"}  # what kinds of further places a finding has, in words
+
+
+@dataclass(frozen=True)
+class Place:
+    """A further line of the ranks. kind: "also" for where else the fault may be, "stops" for where the proof stopped."""
+
+    kind: str
+    source: Source
+
+    def __post_init__(self) -> None:
+        if self.kind not in PLACES:
+            raise ValueError(f"unknown kind of place {self.kind!r}")
+
+    @property
+    def words(self) -> str:
+        return PLACES[self.kind]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": self.kind, "distributed": str(self.source)}
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One fault.
+    """One fault, with all that it spoils.
 
     ranks: those that show it.
     sources: the lines involved, the most telling first.
+    places: further lines to look at, none twice.
+    spoils: the paths of further outputs that are wrong because of it.
+    detail: what stopped the proof, in the words of the prover.
     sequential, distributed: where it is in either program. What is missing is located where the wrong value is first used.
     phase: "forward" or "backward", where it is known.
     repair: what to change, where it is known.
@@ -94,6 +117,9 @@ class Finding:
     holdings: tuple[TensorLayout, ...] = ()
     output: str | None = None
     plain: bool = False
+    places: tuple[Place, ...] = ()
+    spoils: tuple[str, ...] = ()
+    detail: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -118,9 +144,13 @@ class Finding:
         return here is not None and there is not None and here.place == there.place
 
     @property
-    def is_second_place(self) -> bool:
-        """Whether it says no more than where else to look."""
-        return self.kind == "relation-lost" and self.message.endswith((PASSES_HERE, LOST_HERE))
+    def lines(self) -> tuple[Source, ...]:
+        """The lines of the ranks that it names, none twice: its own, then where else to look."""
+        named = [source for source in (self.distributed, *(place.source for place in self.places)) if source is not None]
+        found: dict[tuple[str, int], Source] = {}
+        for source in named:
+            found.setdefault(source.place, source)
+        return tuple(found.values())
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -137,6 +167,9 @@ class Finding:
             "holdings": [holding.to_plain() for holding in self.holdings],
             "ranks": list(self.ranks),
             "sources": [str(source) for source in self.sources],
+            "places": [place.to_plain() for place in self.places],
+            "spoils": list(self.spoils),
+            "detail": self.detail,
         }
 
     def __str__(self) -> str:

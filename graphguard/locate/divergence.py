@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from graphguard.graph.ir import Graph, Mesh, Node, Value
 from graphguard.graph.matching import Joint
+from graphguard.locate.clue import Clue, clues_at
 from graphguard.locate.first_wrong import Suspect, Suspects
 from graphguard.oracle.difference import Divergence, Element, Number
 from graphguard.oracle.grid import Grid, cut
@@ -22,6 +25,14 @@ def parting_of(suspects: Suspects, element: Element, shown: Trial | None = None)
     teller = _Teller(suspects.sequential, suspects.joint, shown or suspects.trial, suspects.mesh)
     suspect = suspects.first(element.path)
     return teller.at_the_end(suspects, element) if suspect is None else teller.at(suspects, suspect, element)
+
+
+def clues_of(parting: Divergence) -> Iterator[Clue]:
+    """The lines of a place where values part."""
+    here = "known to the end" if parting.at_the_end else "values part here"
+    yield from clues_at(here, [parting.distributed], parting.backward, parting.words)
+    yield from clues_at(f"{here}: beside", [parting.beside], parting.backward)
+    yield from clues_at(f"{here}: callers", parting.callers, parting.backward, fades=0.7)
 
 
 class _Teller:

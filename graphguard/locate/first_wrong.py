@@ -216,6 +216,10 @@ class Suspects:
                 best, score = node, reached
         return best
 
+    def value_of(self, owner: int) -> Value | None:
+        """The first sequential tensor that has the elements of an owner."""
+        return next((value for value, number in self.known.owner_of.items() if number == owner), None)
+
     def _owner(self, at: At) -> int | None:
         tensor = self.trial.ranks[at[0]].values.get(at[1])
         sample = None if tensor is None else Probe.of(tensor)

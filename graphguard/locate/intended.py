@@ -40,13 +40,13 @@ class Want:
 
     def fits(self, held: Tensors) -> bool:
         if not self.groups:
-            return all(_close(held[rank], part) for rank, part in self.parts.items())
+            return all(is_close(held[rank], part) for rank, part in self.parts.items())
         for group in self.groups:
             tensors = [held[rank] for rank in group]
             if any(tensor.shape != tensors[0].shape for tensor in tensors):
                 return False
             size = max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0)
-            if not _close(sum(tensors[1:], tensors[0]), self.parts[group[0]], size):
+            if not is_close(sum(tensors[1:], tensors[0]), self.parts[group[0]], size):
                 return False
         return True
 
@@ -82,7 +82,9 @@ class Step:
         if self.want.groups or any(not t.is_floating_point() for t in held.values()) or not all(all(each) for each in sizes):
             return False
         factor = sizes[0][0] / sizes[0][1]
-        return any(all(_close(held[rank], sign * factor * part) for rank, part in self.want.parts.items()) for sign in (1, -1))
+        return any(
+            all(is_close(held[rank], sign * factor * part) for rank, part in self.want.parts.items()) for sign in (1, -1)
+        )
 
     def way(self) -> Iterator[Step]:
         """From here to the output."""
@@ -148,7 +150,7 @@ class Intended:
     def _earlier(self, step: Step) -> list[Step]:
         step.nodes = {rank: self.rerun.makers[rank, v] for rank, v in step.lanes.items() if (rank, v) in self.rerun.makers}
         held = self.held(step.lanes)
-        wrong = [rank for rank in step.lanes if not step.want.groups and not _close(held[rank], step.want.parts[rank])]
+        wrong = [rank for rank in step.lanes if not step.want.groups and not is_close(held[rank], step.want.parts[rank])]
         kinds = {(node.op, len(list(node.operands()))) for node in step.nodes.values()}
         found: list[Step] = []
         for kind in sorted(kinds):
@@ -245,7 +247,7 @@ class Intended:
         try:
             if step.want.groups:
                 return step.want.fits({at[0]: changed[at] for at in step.lanes.items()})
-            return all(_close(changed[at], step.want.parts[at[0]]) for at in step.lanes.items())
+            return all(is_close(changed[at], step.want.parts[at[0]]) for at in step.lanes.items())
         except (ReplayError, CircleError):
             return False
 
@@ -364,7 +366,7 @@ class Intended:
         for rank, tensor in held.items():
             parts[rank] = flat[start : start + tensor.numel()].reshape(tensor.shape)
             start += tensor.numel()
-        if all(_close(held[rank], part) for rank, part in parts.items()):
+        if all(is_close(held[rank], part) for rank, part in parts.items()):
             return None
         return Want(parts)
 
@@ -436,10 +438,12 @@ def _sums(held: Tensors, group: Sequence[int], parts: Tensors) -> bool:
     tensors = [held[rank] for rank in group]
     if any(tensor.shape != tensors[0].shape or not tensor.is_floating_point() for tensor in tensors):
         return False
-    return _close(sum(tensors[1:], tensors[0]), parts[group[0]], max(float(t.abs().max()) if t.numel() else 0 for t in tensors))
+    return is_close(
+        sum(tensors[1:], tensors[0]), parts[group[0]], max(float(t.abs().max()) if t.numel() else 0 for t in tensors)
+    )
 
 
-def _close(one: torch.Tensor, other: torch.Tensor, size: float = 0.0) -> bool:
+def is_close(one: torch.Tensor, other: torch.Tensor, size: float = 0.0) -> bool:
     if one.shape != other.shape:
         return False
     if one.dtype != other.dtype or not (one.is_floating_point() or one.is_complex()):

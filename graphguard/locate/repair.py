@@ -21,6 +21,8 @@ from graphguard.graph.lines import OwnLines
 from graphguard.graph.matching import Joint
 from graphguard.graph.operators import RESHAPES, name_of
 from graphguard.locate.acceptance import Acceptance
+from graphguard.locate.amend import AVERAGED, LEFT_OUT, SUMMED, TIMES, Amend
+from graphguard.locate.clue import Clue, clues_at
 from graphguard.locate.first_wrong import MOVES, PASSED_OVER, Suspects
 from graphguard.locate.rerun import At, Change, CircleError, Edit, Made, Rerun
 from graphguard.locate.tiles import Retile
@@ -42,6 +44,7 @@ _NEVER_MOVED = {"detach", "alias", "empty", "empty_like", "new_empty", "empty_st
 class Repair:
     """A change that makes all outputs right.
 
+    text: what is wrong, as the change shows it.
     kind: "undone" if the change is to leave out what an operation does; "scaled", "reduced", "retiled" if its result is
         multiplied, summed or averaged over ranks, or replaced by a tile of a sequential tensor.
     weak: an output is then right only as a sum over ranks that nothing asks for.
@@ -57,6 +60,7 @@ class Repair:
     written: bool = True  # the program has it; autograd has others
     shared: bool = False  # the sequential program runs its line, too
     once: bool = False  # the change is made one of several times that the operation is run
+    amend: Amend | None = None  # the change, as it is made in graphs
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -145,9 +149,7 @@ class Repairs:
                     return
                 healed = self.heals(edit)
                 if healed is not None:
-                    yield Repair(
-                        site.node, "retiled", "with the rank's own tile here all outputs are right", healed, site.place
-                    )
+                    yield Repair(site.node, "retiled", "another part of it is meant on each rank", healed, site.place)
                     break
 
     def _sites(self, moved: bool = False) -> Iterator[Spot]:
@@ -254,24 +256,35 @@ class Repairs:
                 undoes = scales and self._is_undone(site, factor)
                 text = self._scale_text(factor, undoes, site.node)
                 kind, written = "undone" if undoes else "scaled", site.node in self.written
-                yield Repair(site.node, kind, text, healed, site.place, scales, written, self._is_shared(site.node))
+                amend = Amend(site.node, LEFT_OUT if undoes else TIMES, written, factor)
+                shared = self._is_shared(site.node)
+                yield Repair(site.node, kind, text, healed, site.place, scales, written, shared, amend=amend)
                 break
         if site.node.op == "dist.all_reduce":
             healed = self.heals({at: _kept(at, self.rerun.makers[at]) for at in site.ats})
             if healed is not None:
-                yield Repair(site.node, "undone", "without this reduction all outputs are right", healed, site.place)
+                count = len(self.joint.match_of(*self._ran(site)).group)
+                text = f"it is reduced once too often here, over {count} ranks"
+                amend = Amend(site.node, LEFT_OUT, site.node in self.written)
+                yield Repair(site.node, "undone", text, healed, site.place, amend=amend)
         if value.dtype.startswith(("float", "bfloat", "complex")):
             yield from self._reduced(site)
+
+    @staticmethod
+    def _ran(site: Spot) -> tuple[int, Node]:
+        return next(iter(site.turns[0])), site.node
 
     def _is_shared(self, node: Node) -> bool:
         own = self.suspects.own_lines.of(node.source)
         return node.source is not None and own is not None and own.place != node.source.place
 
     def _scale_text(self, factor: Fraction, undoes: bool, node: Node) -> str:
+        gradient = "" if node in self.written else "its gradient"
         if undoes:
-            return f"without this {'division' if name_of(node.op) == 'div' else 'multiplication'} all outputs are right"
-        what = "result" if node in self.written else "gradient"
-        return f"with {factor} times the {what} of this line all outputs are right"
+            return f"{gradient or 'it'} is {'divided' if name_of(node.op) == 'div' else 'multiplied'} once too often here"
+        axes = [name for name, size in self.mesh.axes if size > 1 and size in (factor, 1 / factor)]
+        size = f", the size of axis {axes[0]}" if len(axes) == 1 else ""
+        return f"{gradient or 'it'} is {1 / factor} times what it should be{size}"
 
     def _reduced(self, site: Spot) -> Iterator[Repair]:
         scales = site.node in self.scaling
@@ -280,12 +293,13 @@ class Repairs:
             if edit is None:
                 continue
             names = " and ".join(self.mesh.names[axis] for axis in axes)
-            for word, mean in (("a sum", False), ("an average", True)):
+            for word, mean in (("summed", False), ("averaged", True)):
                 healed = self.heals(self._sum(site, axes, mean) or {})
                 if healed is not None:
-                    where = "after this line" if site.node in self.written else "of the gradient that comes of this line"
-                    text = f"with {word} over {names} {where} all outputs are right"
-                    yield Repair(site.node, "reduced", text, healed, site.place, scales, site.node in self.written)
+                    written = site.node in self.written
+                    text = f"{'it' if written else 'the gradient that comes of this line'} is never {word} over {names}"
+                    amend = Amend(site.node, AVERAGED if mean else SUMMED, written, axes=tuple(axes))
+                    yield Repair(site.node, "reduced", text, healed, site.place, scales, written, amend=amend)
 
     def _sum(self, site: Spot, axes: Sequence[int], mean: bool = False) -> Edit | None:
         """None where all ranks have the same, or some of them nothing."""
@@ -384,7 +398,7 @@ def _kept(at: At, reduction: Node) -> Change:
 
 @dataclass(frozen=True)
 class Tried:
-    """A repair that works, as reports tell it; `kind`, `text` and `weak` as of the repair.
+    """A repair that works, as reports tell it; `kind`, `text`, `weak` and `amend` as of the repair.
 
     line: of the operation. own: that line, or the one that called for it, which the sequential program does not run.
     used: the line that first uses the result, or the result of the forward operation whose gradient it is.
@@ -402,13 +416,21 @@ class Tried:
     scales: bool
     unused: Source | None = None
     instead: Source | None = None
+    amend: Amend | None = None
 
-    @property
-    def lines(self) -> list[Source]:
-        """Where to look, the best first. A reduction that is missing is told where its result would first be used."""
-        if self.kind != "reduced" or self.backward:
-            return [self.own]
-        return [self.line if self.scales or self.used is None else self.used, self.own, self.line]
+    def clues(self, is_best: bool) -> Iterator[Clue]:
+        """Where to look. What is missing is told where it would be used, too. is_best: no other kind of repair says more."""
+        lead = "weak repair" if self.weak else "repair" if is_best else "another repair"
+        what = "scaled where it scales" if self.kind == "scaled" and self.scales else self.kind
+        if self.kind == "reduced" and self.backward:
+            what = "reduced gradient"
+        yield Clue(self.own, f"{lead}: {what}", self.text, backward=self.backward)
+        if self.line.place != self.own.place:
+            yield Clue(self.line, f"{lead}: inside", self.text, backward=self.backward)
+        if self.used is not None and self.used.place != self.own.place:
+            yield Clue(self.used, f"{lead}: {what}, used here", backward=self.backward)
+        yield from clues_at("reduces for nobody", [self.unused], self.backward, "nothing uses what this line reduces")
+        yield from clues_at(f"{lead}: something else is done here", [self.instead], self.backward)
 
 
 def tried(repairs: Repairs) -> tuple[Tried, ...]:
@@ -421,7 +443,8 @@ def tried(repairs: Repairs) -> tuple[Tried, ...]:
             used = None if each.node.communicates else first_use(suspects.joint, each.node, own_lines)
             backward = each.node.backward
             told = each.kind, each.text, each.weak, line, own, used, backward, each.scales
-            found[line.place, own.place] = Tried(*told, repairs.unused(each), repairs.instead(each))
+            amend = None if each.once else each.amend
+            found[line.place, own.place] = Tried(*told, repairs.unused(each), repairs.instead(each), amend)
     return tuple(found.values())
 
 

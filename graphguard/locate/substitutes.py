@@ -19,6 +19,7 @@ import torch
 from graphguard.errors import ReplayError
 from graphguard.graph.ir import Arg, Graph, Node, Source, Value
 from graphguard.graph.operators import name_of
+from graphguard.locate.clue import Clue
 from graphguard.locate.first_wrong import MOVES, PASSED_OVER
 from graphguard.locate.repair import Repairs
 from graphguard.locate.rerun import At, Change, Edit, Key, minds_shapes
@@ -48,6 +49,10 @@ class Substitute:
     text: str
     line: Source
     backward: bool
+
+    def clue(self, is_best: bool) -> Clue:
+        lead = "another operation heals" if is_best else "another operation heals, too"
+        return Clue(self.line, lead, self.text, backward=self.backward)
 
 
 @dataclass
@@ -156,7 +161,7 @@ class _Mending:
         self.rerun.steps += self.a_try
         line = self.suspects.own_lines.of(site.node.source)
         if line is not None and edit and self.repairs.heals(edit) is False:
-            yield Substitute(f"with {text} all outputs are right", line, site.node.backward)
+            yield Substitute(f"it would be right with {text}", line, site.node.backward)
 
     def _edit(self, rank: int, node: Node, made: Node) -> Edit:
         at = rank, node.outputs[0]

@@ -159,16 +159,13 @@ PAGES = {
         "operand, as copies, tiles or summands, they must hold the result. Where they do not, the two programs "
         "have parted, or an operator is used that the prover cannot see through.",
         example="""
-        def seq(ids, rows):
-            return rows[ids]
+        def seq(x):
+            return torch.special.bessel_j0(x)
 
-        def par(ids, rows):  # the ids are those of all rows, and a rank has half of them
-            y = rows[ids]
-            dist.all_reduce(y)
-            return y
+        def par(x):  # of a part, by an operator that has no lemma
+            return torch.special.bessel_j0(x)
 
-        ids = gg.Input((4,), dtype=torch.int64, low=0, high=8)
-        report = gg.verify(seq, par, mesh={"tp": 2}, inputs={"ids": ids, "rows": gg.Input((8, 3), Shard(0))})
+        report = gg.verify(seq, par, mesh={"tp": 2}, inputs={"x": gg.Input((8, 3), Shard(0))})
         """,
         advice="Compare the two lines. If the programs mean the same, and the report names an operator without a lemma, say "
         "what it computes: `gg.lemma(operator, definition in torch)`. If it says why a value has no description, make that "

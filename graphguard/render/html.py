@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from graphguard.errors import UsageError
-from graphguard.graph.findings import KINDS, LOST_HERE, Finding
+from graphguard.graph.findings import KINDS, Finding, Place
 from graphguard.graph.ir import Source
 from graphguard.graph.listing import STATES, ListedProgram
 from graphguard.graph.tensor_layout import TensorLayout
@@ -25,6 +25,7 @@ from graphguard.render.excerpt import excerpt
 from graphguard.render.explain import PAGES
 from graphguard.render.shown import ShownOutcome, ShownReport
 from graphguard.render.svg import svg
+from graphguard.render.terminal import spoiled_in_words
 from graphguard.render.write import write_text
 
 MOST_FINDINGS = 20
@@ -81,33 +82,35 @@ def _summary(report: ShownReport) -> str:
 
 def _finding(finding: Finding, is_first: bool) -> str:
     """The first finding is open; the others are opened by a click."""
-    if finding.is_second_place and finding.distributed is not None:
-        return _second_place(finding, finding.distributed)
     phase = f" ({finding.phase})" if finding.phase else ""
     places = [("sequential", finding.sequential), ("distributed", finding.distributed)]
     if finding.at_one_line:
         places = [("both", finding.sequential)]
     sides = [_side(side, source, phase) for side, source in places if source is not None]
-    told = (finding.sequential, finding.distributed)
-    sides += [_side("also", source, "") for source in dict.fromkeys(finding.sources) if source not in told]
+    told = {each.place for each in (finding.sequential, *finding.lines) if each is not None}
+    others = {source.place: source for source in finding.sources if source.place not in told}
+    sides += [_side("beside", source, "") for source in others.values()]
     repair = f"<p><b>Repair:</b> {escape(finding.repair)}</p>" if finding.repair else ""
+    spoiled = f"<p>{escape(spoiled_in_words(finding))}</p>" if finding.spoils else ""
+    detail = f'<p class="soft">{escape(finding.detail)}</p>' if finding.detail else ""
+    further = "".join(map(_further_place, finding.places))
     pictures = "".join(_holding(holding) for holding in finding.holdings)
     return (
         f'<details class="card"{" open" if is_first else ""}><summary><b>{escape(finding.code)} {escape(finding.kind)}</b> '
         f"{escape(finding.message)}</summary>"
-        f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}'
-        f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div>'
+        f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}{spoiled}{detail}'
+        f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div>{further}'
         f'<p class="soft"><b>What to do.</b> {_with_code(PAGES[finding.kind].advice)}</p></details>'
     )
 
 
-def _second_place(finding: Finding, source: Source) -> str:
-    said = "The proof stops at" if finding.message.endswith(LOST_HERE) else "Look also at"
-    text = next((line.text for line in excerpt(source, around=0) if line.marked), "")
+def _further_place(place: Place) -> str:
+    text = next((line.text for line in excerpt(place.source, around=0) if line.marked), "")
+    said = place.words[0].upper() + place.words[1:]
     return (
-        f'<details class="card"><summary><b>{said}</b> <span class="mono">{escape(str(source))}</span> '
+        f'<details class="card"><summary><b>{said}</b> <span class="mono">{escape(str(place.source))}</span> '
         f"<code>{escape(text)}</code></summary>"
-        f'<div class="sides">{_side("distributed", source, f" ({finding.phase})" if finding.phase else "")}</div></details>'
+        f'<div class="sides">{_side("distributed", place.source, "")}</div></details>'
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from graphguard.graph.paths import in_words
+
 Plain = dict[str, Any]
 
 
@@ -52,7 +54,8 @@ def surprise(check: Plain) -> str:
 def finding_text(finding: Plain) -> str:
     """A finding in one paragraph."""
     repair = f" Repair: {finding['repair']}" if finding["repair"] else ""
-    return f"{finding['message']}. {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}"
+    spoiled = f" {len(finding['spoils'])} more: {in_words(finding['spoils'])}." if finding["spoils"] else ""
+    return f"{finding['message']}. {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}{spoiled}"
 
 
 def counterexample_text(check: Plain) -> str | None:

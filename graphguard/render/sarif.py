@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from graphguard import __version__
-from graphguard.graph.findings import KINDS
+from graphguard.graph.findings import KINDS, PLACES
 from graphguard.render.explain import PAGES
 from graphguard.render.plain import (
     Place,
@@ -83,8 +83,11 @@ def _result(check: Plain, finding: Plain, index: int) -> dict[str, Any]:
     }
     others = [place_of(source) for source in finding["sources"]]
     flow = [place for place in dict.fromkeys([sequential, *reversed(others), distributed]) if place is not None]
-    if sequential is not None and distributed is not None:
-        result["relatedLocations"] = [{**_location(sequential), "message": {"text": "the sequential program"}}]
+    both = sequential is not None and distributed is not None
+    related = [(sequential, "the sequential program")] if both else []
+    related += [(place_of(each["distributed"]), PLACES[each["kind"]]) for each in finding["places"]]
+    if related:
+        result["relatedLocations"] = [{**_location(place), "message": {"text": said}} for place, said in related if place]
     if len(flow) > 1:
         result["codeFlows"] = [{"threadFlows": [{"locations": [{"location": _location(place)} for place in flow]}]}]
     if as_expected(check):

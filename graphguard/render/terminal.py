@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TextIO
 
 from graphguard.engine.proof import Relation
-from graphguard.graph.findings import KINDS, LOST_HERE, PARTING, Finding
+from graphguard.graph.findings import KINDS, Finding, Place
 from graphguard.graph.ir import Source
+from graphguard.graph.paths import in_words as paths_in_words
 from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import SourceLine, excerpt
 from graphguard.render.picture import picture
@@ -23,7 +24,7 @@ SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHO
     12,
     3,
     4,
-    2,
+    3,
     2,
     6,
 )  # of a text that is not verbose
@@ -170,32 +171,38 @@ def _findings(findings: Sequence[Finding], look: Look) -> list[Line]:
     lines = _in_full(first, look)
     if look.verbose:
         return lines + [line for finding in others for line in [[], *_in_full(finding, look)]]
-    places = [finding for finding in others if finding.is_second_place]
-    others = [finding for finding in others if not finding.is_second_place]
-    lines += [[], *(_second_place(finding, look) for finding in places[:SHOWN_PLACES])] if places else []
     if others:
         lines += [[], [Piece(f"and {'another finding' if len(others) == 1 else f'{len(others)} other findings'}", "head")]]
     for finding in others[: SHOWN_FINDINGS - 1]:
         where = finding.distributed or finding.sequential
         lines.append([Piece(f"  {finding}"), *([Piece(f"   {where}", "dim")] if where else [])])
+        lines += [[Piece(f"    {spoiled_in_words(finding)}")]] if finding.spoils else []
     return lines + _and_more(len(others) - SHOWN_FINDINGS + 1, "findings; -v shows all", "  ")
 
 
-def _second_place(finding: Finding, look: Look) -> Line:
-    where = finding.distributed or finding.sequential
-    text = next((line.text for line in excerpt(where, 0) if line.marked), "") if where is not None else ""
-    said = "the proof stops at" if finding.message.endswith(LOST_HERE) else "look also at"
+def spoiled_in_words(finding: Finding) -> str:
+    """What else is wrong because of a fault, or open because of what stopped a proof."""
+    many = len(finding.spoils)
+    what = "more output" if many == 1 else "more outputs"
+    said = "open for the same reason" if finding.kind == "relation-lost" else "wrong because of it"
+    return f"{many} {what} {'is' if many == 1 else 'are'} {said}: {paths_in_words(finding.spoils)}"
+
+
+def _further_place(place: Place, look: Look) -> Line:
+    text = next((line.text for line in excerpt(place.source, 0) if line.marked), "")
     bar = "│" if look.unicode else "|"
-    return [Piece(f"{said} ", "head"), Piece(f"{where}"), *([Piece(f"  {bar} {text}", "code")] if text else [])]
+    return [Piece(f"{place.words} ", "head"), Piece(f"{place.source}"), *([Piece(f"  {bar} {text}", "code")] if text else [])]
 
 
 def _in_full(finding: Finding, look: Look) -> list[Line]:
     lines: list[Line] = [
-        [Piece(f"{finding.code} {finding.kind}", "head"), Piece(f": {finding.message.partition(f'; {PARTING}')[0]}")],
+        [Piece(f"{finding.code} {finding.kind}", "head"), Piece(f": {finding.message}")],
         [Piece("why: ", "dim"), Piece(finding.law)] if finding.law else [Piece("law: ", "dim"), Piece(KINDS[finding.kind].law)],
     ]
     if finding.repair is not None:
         lines.append([Piece("repair: ", "head"), Piece(finding.repair)])
+    if finding.detail is not None and (look.verbose or finding.kind == "relation-lost"):
+        lines.append([Piece("proof: ", "dim"), Piece(finding.detail)])
     places = _places(finding, look)
     lines += [[], *places] if places else []
     holdings = finding.holdings if look.verbose else finding.holdings[:SHOWN_HOLDINGS]
@@ -204,7 +211,9 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
             str(lines): lines for lines in (_holding(holding, look) for holding in holdings)
         }  # of one name, and held alike
         lines += [[]] + [line for each in alike.values() for line in each]
-    return lines
+    places = [_further_place(place, look) for place in (finding.places if look.verbose else finding.places[:SHOWN_PLACES])]
+    places += [[Piece(spoiled_in_words(finding))]] if finding.spoils else []
+    return lines + ([[], *places] if places else [])
 
 
 def _places(finding: Finding, look: Look) -> list[Line]:
@@ -218,8 +227,8 @@ def _places(finding: Finding, look: Look) -> list[Line]:
             if source is not None
             for line in _place(side, source, phase, look)
         ]
-    told = (finding.sequential, finding.distributed)
-    others = list(dict.fromkeys(source for source in finding.sources if source not in told))
+    told = {each.place for each in (finding.sequential, *finding.lines) if each is not None}
+    others = list({source.place: source for source in finding.sources if source.place not in told}.values())
     ranks = _ranks(finding.ranks)
     if look.verbose or KINDS[finding.kind].of_communication:
         most = len(others) if look.verbose else 1

@@ -20,14 +20,18 @@ from graphguard.errors import ReplayError, UnsteadyError
 from graphguard.graph.expanded import ExpandedJoint
 from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.limits import Stop, Stops
-from graphguard.graph.lines import OwnLines, helpers_of
 from graphguard.graph.matching import Joint
 from graphguard.graph.rank_class import RankClass
-from graphguard.locate.divergence import parting_of
+from graphguard.locate.amend import Amend
+from graphguard.locate.clue import Clue, clues_at
+from graphguard.locate.cut import clues_of_cuts
+from graphguard.locate.divergence import clues_of, parting_of
 from graphguard.locate.first_wrong import Suspects, suspects_of
-from graphguard.locate.ranking import Way, way_of
-from graphguard.locate.repair import Repairs, Tried, tried
-from graphguard.locate.substitutes import Substitute, mends_of
+from graphguard.locate.ranking import RAISES
+from graphguard.locate.repair import Repairs, tried
+from graphguard.locate.substitutes import mends_of
+from graphguard.locate.traits import Traits
+from graphguard.locate.way import way_of
 from graphguard.oracle import draws, second_look
 from graphguard.oracle.budget import affordable, cost, cost_of_classes
 from graphguard.oracle.difference import Counterexample
@@ -67,11 +71,10 @@ class Judgement:
     skipped: why nothing was executed. left_out: why only a part was.
     hints: what may have been meant by outputs that differ.
     orders: by output that differs, who holds which slices, where all are there in another order.
-    repairs: changes that were tried, and that make all outputs right.
-    way: the operation that is wrong first on the way to an output.
-    mends: other operations that were tried, where neither of these explains it, and that make all outputs right.
-    helpers: functions that the ranks call from several lines, as file and name.
-    shared: lines that the sequential program runs, as file and number.
+    clues: what the execution says of where the ranks go wrong.
+    traits: what is known of the lines themselves.
+    amends: changes that were seen to make all outputs right, the most telling first. repair: one that is proved, as code.
+    heals_all: some one change was seen to make all outputs right.
     stopped: limits of work that were reached.
     """
 
@@ -87,11 +90,11 @@ class Judgement:
     left_out: str | None = None
     hints: tuple[str, ...] = ()
     orders: dict[str, str] = field(default_factory=dict)
-    repairs: tuple[Tried, ...] = ()
-    way: Way | None = None
-    mends: tuple[Substitute, ...] = ()
-    helpers: frozenset[tuple[str, str]] = frozenset()
-    shared: frozenset[tuple[str, int]] = frozenset()
+    clues: tuple[Clue, ...] = ()
+    traits: Traits | None = None
+    amends: tuple[Amend, ...] = ()
+    repair: str | None = None
+    heals_all: bool = False
     stopped: tuple[Stop, ...] = ()
 
 
@@ -99,9 +102,9 @@ class Found(NamedTuple):
     """What an execution shows of outputs that differ."""
 
     example: Counterexample | None = None
-    repairs: tuple[Tried, ...] = ()
-    way: Way | None = None
-    mends: tuple[Substitute, ...] = ()
+    clues: tuple[Clue, ...] = ()
+    amends: tuple[Amend, ...] = ()
+    heals_all: bool = False
 
 
 def judge(
@@ -293,11 +296,10 @@ class _Judging:
             contradicted=tuple(contradicted),
             hints=self._hints(kinds),
             orders=self._orders(kinds),
-            repairs=found.repairs,
-            way=found.way,
-            mends=found.mends,
-            helpers=helpers_of(self.joint.graphs) if kinds else frozenset(),
-            shared=OwnLines(self.sequential).shared if kinds else frozenset(),
+            clues=found.clues,
+            traits=Traits(self.sequential, self.joint) if kinds else None,
+            amends=found.amends,
+            heals_all=found.heals_all,
             stopped=(*self.stops.reached(), *self.locating.reached()),
         )
 
@@ -333,13 +335,25 @@ class _Judging:
         whole = execute(self.sequential, self.joint, self.relations, found.trial.draws, found.trial.regime, found.trial.seed)
         suspects = suspects_of(self.sequential, self.joint, whole, self.mesh, self.locating)
         example = self._counterexample(path, kinds[path], found, suspects)
+        clues = [] if example.parting is None else list(clues_of(example.parting))
         if suspects is None:
-            return Found(example)
+            return Found(example, tuple(clues))
         repairs = Repairs(suspects, self.expected, sorted(kinds, key=path.__ne__))
-        way = way_of(repairs)
-        works = tried(repairs)
-        explained = any(not each.weak for each in works) or (way is not None and way.sure and way.heals)
-        return Found(example, works, way, () if explained else mends_of(repairs))
+        way, works = way_of(repairs), tried(repairs)
+        strong = [each for each in works if not each.weak]
+        explained = bool(strong) or (way is not None and way.sure and way.heals)
+        mends = () if explained else mends_of(repairs)
+        clues += [clue for each in works for clue in each.clues(bool(strong) and each.kind == strong[0].kind)]
+        clues += way.clues() if way is not None else ()
+        clues += [mend.clue(mend is mends[0]) for mend in mends]
+        if any(clue.backward for clue in clues):
+            for graph in {id(each): each for each in (self.joint.graphs[0], self.joint.graphs[-1])}.values():
+                clues += clues_of_cuts(graph, suspects.own_lines)
+        for node, why in list(whole.outside.items())[:1]:
+            text = f"a rank would raise here: {why}"
+            clues += clues_at(RAISES, [suspects.own_lines.of(node.source)], node.backward, text)
+        amends = tuple(each.amend for each in strong if each.amend is not None)
+        return Found(example, tuple(clues), amends, explained or bool(mends) or (way is not None and way.heals))
 
     def _orders(self, kinds: Mapping[str, str]) -> dict[str, str]:
         found = {}

@@ -28,7 +28,7 @@ def dropped_twice(x, w):
 
 def reason(report):
     assert report.verdict == "unproven"
-    return report.findings[0].message.split("has no description: ")[1]
+    return report.findings[0].detail.split("has no description: ")[1]
 
 
 def test_a_whole_tensor_is_drawn_once_and_a_split_one_by_ranks_of_their_own():

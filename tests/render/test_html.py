@@ -171,9 +171,9 @@ def test_a_page_has_all_that_the_report_has(report):
     finding = report.findings[0]
     for said in (finding.message, finding.law, finding.holdings[0].type, *report.assumptions, "capture, seconds"):
         assert said in plain
-    others = [one for one in report.findings if not one.is_second_place]
-    places = [{one.sequential, one.distributed, *one.sources} - {None} for one in others]
-    places += [{one.distributed} for one in report.findings if one.is_second_place]
+    places = [
+        {each.place for each in (one.sequential, *one.lines, *one.sources) if each is not None} for one in report.findings
+    ]
     assert "<b>Look also at</b>" in text
     assert plain.count("<span class=marked>") == sum(map(len, places)) and "# too early" in plain and text.count("<svg") == 1
     assert report.counterexample.lines()[0].removeprefix("counterexample: ") in plain

@@ -16,7 +16,7 @@ from harness import ROOT, python
 from graphguard.checks.check import Check, Outcome, to_plain
 from graphguard.engine.proof import Relation
 from graphguard.errors import UsageError
-from graphguard.graph.findings import KINDS, Finding
+from graphguard.graph.findings import KINDS, Finding, Place
 from graphguard.graph.ir import Mesh, Source
 from graphguard.graph.placement import parse
 from graphguard.graph.tensor_layout import TensorLayout
@@ -124,16 +124,25 @@ def test_a_refutation_is_one_screen(refuted):
     ]
 
 
-def test_second_places_and_numbers_that_the_counterexample_has_are_no_findings(refuted):
+def test_further_places_and_what_is_spoiled_stand_below_the_finding(refuted):
     first = refuted.findings[0]
-    beside = replace(first, kind="relation-lost", message="out: beside the line above, the value passes here")
-    told = replace(first, message=f"{first.message}; in an execution, values part at aten.add: 2 where it has 1")
-    report = replace(refuted, findings=[told, beside, replace(beside, message="out: the proof loses it here")])
-    lines = report.lines()
-    assert lines[0] == "GG202 unexplained-output: out: b is counted twice"
-    assert "look also at model.py:8  │ y = y + b  # too early" in lines
-    assert "the proof stops at model.py:8  │ y = y + b  # too early" in lines
+    here = first.distributed
+    places = (Place("also", here._replace(line=7)), Place("stops", here._replace(line=9)))
+    told = replace(first, places=places, spoils=tuple(f"grads.{n}.w" for n in range(5)))
+    lines = replace(refuted, findings=[told]).lines()
+    assert "look also at model.py:7  │ y = x @ w" in lines
+    assert "the proof stops at model.py:9  │ dist.all_reduce(y)" in lines
+    assert "5 more outputs are wrong because of it: grads.*.w" in lines
     assert not [line for line in lines if "finding" in line]
+    with pytest.raises(ValueError, match="unknown kind of place 'here'"):
+        Place("here", first.distributed)
+
+
+def test_lines_that_a_finding_names_are_distinct(refuted):
+    first = refuted.findings[0]
+    here = first.distributed
+    again = replace(first, places=(Place("also", here), Place("also", here._replace(line=7)), Place("stops", here)))
+    assert [line.line for line in again.lines] == [here.line, 7]
 
 
 def test_verbose_shows_every_finding_with_its_lines(refuted):

@@ -217,7 +217,8 @@ def test_findings_about_outputs_that_differ_come_first(monkeypatch):
     findings = [Finding("relation-lost", f"{path} has no description: too hard", output=path) for path in paths]
     monkeypatch.setattr("graphguard.pipeline.prove", lambda *graphs, **options: Proof({}, findings))
     report = verify(lambda x: {"fine": x, "wrong": x, "other": x}, distributed, COPIES)
-    assert [finding.message.split()[0] for finding in report.findings] == ["wrong", "other", "fine"]
+    assert [(finding.output, finding.spoils) for finding in report.findings] == [("wrong", ("other",))]  # of one line
+    assert "not proved either, and not seen to differ: fine" in report.notes
     assert report.counterexample.element.path == "wrong"
 
 

@@ -1,0 +1,1 @@
+"""How often reports name the faulty line, on faults that are known."""
