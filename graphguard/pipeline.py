@@ -16,8 +16,8 @@ from graphguard.engine.prove import prove
 from graphguard.engine.second_attempt import proved_apart
 from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError, is_by_signal
 from graphguard.graph.class_matching import world_of
-from graphguard.graph.listing import without_relations
 from graphguard.graph.limits import Stops
+from graphguard.graph.listing import without_relations
 from graphguard.graph.matching import Joint
 from graphguard.graph.world import World
 from graphguard.lemmas.known import all_lemmas
