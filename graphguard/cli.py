@@ -417,7 +417,7 @@ def mutate(
 
 
 @app.command()
-def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture, engine or faults.")] = "capture") -> None:
+def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture, engine, faults or jax.")] = "capture") -> None:
     """Measure this machine."""
     if what == "capture":
         from graphguard.bench.capture import main as run_benchmark
@@ -425,8 +425,10 @@ def bench(what: Annotated[str, typer.Argument(help="Which benchmark: capture, en
         from graphguard.bench.engine import main as run_benchmark
     elif what == "faults":
         from graphguard.bench.faults import main as run_benchmark
+    elif what == "jax":
+        from graphguard.bench.jax_decoders import main as run_benchmark
     else:
-        raise UsageError(f"there is no benchmark {what!r}; there are: capture, engine, faults")
+        raise UsageError(f"there is no benchmark {what!r}; there are: capture, engine, faults, jax")
     with _stopping():
         run_benchmark()
 
