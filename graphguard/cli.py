@@ -418,7 +418,7 @@ def mutate(
         raise typer.Exit(run_mutants(target, _job(target), count, seed))
 
 
-_BENCHMARKS = ("capture", "engine", "faults", "end-to-end", "scaling")
+_BENCHMARKS = ("capture", "engine", "faults", "jax", "end-to-end", "scaling")
 
 
 @app.command()
@@ -436,7 +436,7 @@ def bench(
 
             run_suite(what, only, write)
         else:
-            importlib.import_module(f"graphguard.bench.{what}").main()
+            importlib.import_module(f"graphguard.bench.{'jax_decoders' if what == 'jax' else what}").main()
 
 
 @app.command()

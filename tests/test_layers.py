@@ -60,7 +60,7 @@ ROOMS = {
     "checks": "errors scope lemmas capture.front report verdict pipeline cache api",
     "pytest_plugin": "scope report checks",
     # what is run with them
-    "bench": "errors graph relation engine.store engine.interpret engine.prove lemmas capture.torch pipeline",
+    "bench": "errors graph relation engine.store engine.interpret engine.prove lemmas capture.torch pipeline jax",
     "mutate": "errors graph relation engine.interpret engine.proof engine.second_attempt engine.prove lemmas oracle "
     "capture.front capture.torch verdict pipeline audit api",
     "fuzz": "errors graph aten relation engine.interpret engine.numeric engine.proof engine.relate engine.prove lemmas oracle "

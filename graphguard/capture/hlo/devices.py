@@ -51,8 +51,8 @@ def groups_of(attributes: str, count: int) -> Groups:
 def _on_mesh(axes: str, shape: str | None, order: str | None, chosen: str) -> Groups:
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)}
     names = re.findall(r"'([^']+)'", chosen)
-    if not set(names) <= sizes.keys():
-        raise CaptureError("its replica_groups name an axis that their mesh does not have")
+    if not set(names) <= sizes.keys() or axes.count("=") != len(sizes):
+        raise CaptureError("its replica_groups name an axis that their mesh does not have, or no size of one")
     ids = np.arange(math.prod(sizes.values()))
     if shape:
         ids = ids.reshape(_numbers(shape))

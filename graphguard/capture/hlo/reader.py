@@ -14,7 +14,7 @@ from graphguard.capture.hlo.devices import groups_of, pairs_of
 from graphguard.capture.hlo.text import Instruction, Module
 from graphguard.capture.jax import rules  # noqa: F401 # registers them
 from graphguard.capture.jax.builder import Builder
-from graphguard.capture.jax.dtypes import numpy_of
+from graphguard.capture.jax.dtypes import in_graph, numpy_of
 from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering
 from graphguard.capture.jax.mesh import Along
@@ -31,6 +31,8 @@ _NAMES = {
     **{name: name for name in ("add", "and", "or", "xor", "not", "abs", "sign", "floor", "ceil", "log", "tanh",
                                "logistic", "sqrt", "rsqrt", "cbrt", "tan", "erf", "atan2", "clamp", "reshape")},
 }  # fmt: skip
+_ELEMENTWISE = {*_NAMES, "compare", "select", "convert"} - {"reshape", "bitcast"}
+_OF_ONE_DTYPE = {*_NAMES} - {"is-finite"}
 _IDENTITIES = ("copy", "optimization-barrier", "copy-start", "copy-done", "domain")
 _NEUTRAL = {"add": 0, "multiply": 1, "maximum": -math.inf, "minimum": math.inf, "and": True, "or": False}
 _REDUCED = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "and", "or": "or"}
@@ -189,8 +191,13 @@ class Reader(Lowering):
             name, params = _NAMES[each.op], {}
         else:
             raise CaptureError("it has no exact graph yet")
-        if len(each.types) != 1:
-            raise CaptureError(f"it gives {len(each.types)} arrays")
+        shape = each.type[1]
+        shapes = [tuple(operand.shape) for operand in operands]
+        if each.op in _ELEMENTWISE and any(its != shape and (its or each.op not in ("select", "clamp")) for its in shapes):
+            raise CaptureError(f"its operands are {', '.join(map(str, shapes))}, where it gives {shape}")
+        dtypes = {operand.dtype for operand in operands}
+        if each.op in _OF_ONE_DTYPE and dtypes != {in_graph(each.type[0])}:
+            raise CaptureError(f"its operands are of {', '.join(sorted(dtypes))}, where it gives {each.type[0]}")
         return self.primitive(name, params, each.type, operands)
 
     def primitive(self, name: str, params: dict[str, Any], type_: Any, operands: list[Any]) -> Any:

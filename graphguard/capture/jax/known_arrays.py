@@ -87,7 +87,7 @@ def _plain(function: Callable[..., Any]) -> _Compute:
 def _divided(a: Array, b: Array) -> Array | None:
     if a.dtype.kind not in "iu":
         return np.asarray(a / b)
-    return None if (b == 0).any() else np.asarray(np.trunc(a / b)).astype(a.dtype)
+    return None if (b == 0).any() else np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
 
 
 def _remainder(a: Array, b: Array) -> Array | None:
