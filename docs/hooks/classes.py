@@ -183,7 +183,7 @@ def pipelining(mesh: Mesh) -> Captured:
             return gg.train_step(library.whole_loss)(model, x=x, target=target)
         ((number, layer),) = model.layers.items()
         stage = PipelineStage(layer, int(number), mesh["pp"], torch.device("cpu"), group=model.group)
-        run = schedules.Schedule1F1B(stage, library.MICROBATCHES, loss_fn=library.loss_fn)
+        run = schedules.Schedule1F1B(stage, mesh["pp"], loss_fn=library.loss_fn)
         first, last = number == "0", int(number) == mesh["pp"] - 1
         run.step(*([x] if first else []), **({"target": target} if last else {}))
         return {"grads": {name: parameter.grad for name, parameter in model.named_parameters()}}

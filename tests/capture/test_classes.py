@@ -1,6 +1,7 @@
 """Ranks that are captured at once: each of them is what a capture of it alone gives, or they are captured one by one."""
 
 import copy
+import importlib
 import json
 import os
 import pickle
@@ -9,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from harness import command
+from harness import ROOT, command
 from torch import nn
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import graphguard as gg
 from graphguard import Replicate, Shard
-from graphguard.api import capture_function
+from graphguard.api import capture_function, capture_model
 from graphguard.capture.front import ranks_apart
+from graphguard.capture.torch import session
 from graphguard.capture.torch.lanes import classes
 from graphguard.capture.torch.lanes.number import LaneNode
 from graphguard.capture.torch.lanes.run import NotByClasses, Run
@@ -281,6 +283,26 @@ def another_warning(x):
 def test_ranks_that_do_the_same_are_one_class_if_they_do_it_at_the_same_lines():
     assert compared(another_line).classes == 2
     assert compared(another_warning).classes == 1
+
+
+def seeded(x):
+    torch.manual_seed(7 + dist.get_rank())
+    return x + torch.rand(12, 6)
+
+
+def of_a_mesh_tensor(x, mesh):
+    return x[int(mesh["b"].mesh[0])]
+
+
+def asked_of_the_group(x, mesh):
+    group = mesh.get_group("b")
+    return x.narrow(0, group.rank(), group.size())
+
+
+def test_seeds_and_ranks_of_meshes_are_numbers_that_may_vary():
+    assert compared(seeded).classes == 1
+    assert compared(of_a_mesh_tensor).classes == 1
+    assert compared(asked_of_the_group).classes == 1
 
 
 # ---------------------------------------------------------------------- groups
@@ -551,6 +573,28 @@ def test_a_module_of_dtensors(wrong):
     )
     assert report.verdict == ("refuted" if wrong else "verified"), report
     assert report.stats["classes"] == 2  # those that DTensor scatters from, and the others
+
+
+def test_classes_that_differ_in_how_a_module_is_built_are_proved_as_one(monkeypatch):
+    monkeypatch.setattr(session, "WRITTEN_OUT", 0)
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    found = capture_model(
+        Mlp,
+        lambda mesh: parallelize_module(Mlp(), mesh["tp"], plan),
+        step=gg.train_step(lambda model, x: model(x).square().mean()),
+        mesh={"dp": 2, "tp": 4},
+        inputs={"x": gg.Input((4, 8))},
+    )
+    assert found.classes == 2 and len(found.world().classes) == 1  # only the roots of a scatter read the whole
+    assert any("while the module was built" in each for each in found.assumptions)
+
+
+def test_the_page_says_how_many_classes_programs_by_hand_are(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "hooks"))
+    table = importlib.import_module("classes")
+    for program in table.PROGRAMS[:4]:
+        assert table.row(program) in table.PAGE.read_text()
 
 
 # ---------------------------------------------------------------------- the parts

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from harness import ROOT, assert_replays_as_gloo, assert_same, capture_one, filled, flat
 
 from graphguard.api import capture_model, train_step
+from graphguard.capture.front import ranks_apart
 from graphguard.capture.torch.adapters import versions
 from graphguard.capture.torch.escapes.imports import when_imported
 from graphguard.capture.torch.relation.inputs import Input, Shard
+from graphguard.graph.rank_class import same_graph
 from graphguard.oracle.replay import replay, replay_joint
 
 VOCABULARY = 48
@@ -190,6 +192,30 @@ def capture_megatron(world, step, **options):
 @pytest.mark.parametrize(("world", "options"), [(2, {}), (4, RECOMPUTED)], ids=["plain", "recomputed"])
 def test_megatron_tensor_parallelism_has_the_gradients_of_one_rank(world, options):
     assert_gradients_are_parts(capture_megatron(world, train_step(vocabulary_parallel_loss), **options))
+
+
+def test_megatron_groups_of_many_ranks_are_those_of_each_rank():
+    """By classes, a rank is captured as it is alone; a warning on rank 0 does not keep it apart."""
+    pytest.importorskip("megatron.core.models.gpt.gpt_layer_specs")
+
+    def split(shape, dtype):
+        return Input(shape, {"dp": Shard(0)}, dtype, high=8)
+
+    inputs = {
+        "ids": split((4, 8), torch.int64),
+        "positions": split((4, 8), torch.int64),
+        "mask": split((4, 1, 8, 8), torch.bool),
+    }
+    found = []
+    for apart in (False, True):
+        with ranks_apart(apart):
+            step = train_step(vocabulary_parallel_loss)
+            found.append(
+                capture_model(megatron_alone, lambda mesh: megatron_model(2), mesh={"dp": 4, "tp": 2}, inputs=inputs, step=step)
+            )
+    at_once, alone = found
+    assert at_once.classes == 1 and alone.classes is None
+    assert all(map(same_graph, at_once.ranks, alone.ranks)) and all(map(same_graph, at_once.relations, alone.relations))
 
 
 def cuda_is_the_cpu():
