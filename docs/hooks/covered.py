@@ -36,7 +36,7 @@ AREAS = {
     "data parallelism, FSDP, ZeRO, optimizers, batch statistics": (
         Strategy("data parallelism, FSDP and HSDP written by hand, gradient accumulation", PHASES, ("data",)),
         Strategy("optimizers, with their state whole or sharded (ZeRO 1 to 3)", PHASES, ("zero", "flat")),
-        Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES, 
+        Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES,
                  ("step", "optimizers", "accumulated")),
         Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
     ),
