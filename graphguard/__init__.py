@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
     from graphguard.api import Input, capture_function, capture_model, lemma, train_step, verify, verify_model
+    from graphguard.capture.torch.relation.made_parameters import Fused
     from graphguard.checks.check import Outcome, check
     from graphguard.checks.many import verify_many
     from graphguard.errors import CaptureError, GraphGuardError, InternalError, ProgramError, UsageError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Input": "graphguard.capture.torch.relation.inputs",
+    "Fused": "graphguard.capture.torch.relation.made_parameters",
     "Shard": "torch.distributed.tensor.placement_types",
     "Replicate": "torch.distributed.tensor.placement_types",
     "Partial": "torch.distributed.tensor.placement_types",
@@ -47,11 +49,11 @@ _HOMES = {
     "ProgramError": "graphguard.errors",
 }
 
-_NEED_TORCH = {"Input", "capture_function", "capture_model", "lemma", "train_step", "verify", "verify_model"}
+_NEED_TORCH = {"Fused", "Input", "capture_function", "capture_model", "lemma", "train_step", "verify", "verify_model"}
 
 __all__ = [
-    "CaptureError", "GraphGuardError", "Input", "InternalError", "NotVerifiedError", "Outcome", "Partial", "ProgramError",
-    "Replicate", "Report", "Shard", "UsageError",
+    "CaptureError", "Fused", "GraphGuardError", "Input", "InternalError", "NotVerifiedError", "Outcome", "Partial",
+    "ProgramError", "Replicate", "Report", "Shard", "UsageError",
     "capture_function", "capture_model", "check", "lemma", "train_step", "verify", "verify_many", "verify_model",
 ]  # fmt: skip
 

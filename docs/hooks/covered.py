@@ -27,7 +27,7 @@ AREAS = {
         Strategy("attention split by heads: grouped, single and latent keys, masks, rotary positions", PHASES[:2],
                  ("attention", "rope", "attention_variants")),
         Strategy("one fused projection of queries, keys and values", PHASES[:2], ("fused_qkv",)),
-        Strategy("split vocabulary: embedding, cross entropy, tied weights", PHASES[:2], ("vocabulary",)),
+        Strategy("split vocabulary: embedding, cross entropy, tied weights", PHASES[:2], ("vocabulary", "tables")),
         Strategy("GPT and Llama decoders of two layers, tensor and sequence parallel", PHASES[:2], ("decoders",)),
         Strategy("sequence parallelism; norms on a part of the sequence or of the hidden dim", PHASES[:2],
                  ("sequence", "norms")),
@@ -36,11 +36,13 @@ AREAS = {
     "data parallelism, FSDP, ZeRO, optimizers, batch statistics": (
         Strategy("data parallelism, FSDP and HSDP written by hand, gradient accumulation", PHASES, ("data",)),
         Strategy("optimizers, with their state whole or sharded (ZeRO 1 to 3)", PHASES, ("zero", "flat")),
-        Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES, ("step", "optimizers")),
+        Strategy("clipping, counts of tokens, averages of weights, Muon, LAMB, Adafactor", PHASES,
+                 ("step", "optimizers", "accumulated")),
         Strategy("statistics of a split batch (SyncBatchNorm), `no_sync`", PHASES[:2], ("batch",)),
     ),
-    "convolutions split by positions, samples and channels": (
+    "convolutions and recurrences split by positions, samples, channels and heads": (
         Strategy("convolutions split by positions (halos), samples and channels", PHASES[:2], ("convolution",)),
+        Strategy("linear attention: causal convolutions of single channels, delta rules in chunks", PHASES[:2], ("recurrent",)),
     ),
     "context parallelism: rings, windows, Ulysses, zigzag": (
         Strategy("context parallelism: gathered keys, rings, windows, exchange of heads (Ulysses)", PHASES[:2],
@@ -57,7 +59,7 @@ AREAS = {
         Strategy("meshes of several axes: data, pipeline, context and tensor; reductions in steps", PHASES[:2], ("meshes",)),
     ),
     "inference with a cache of keys and values": (
-        Strategy("inference with a cache of keys and values", PHASES[:1], ("inference", "quantised")),
+        Strategy("inference with a cache of keys and values", PHASES[:1], ("inference", "quantised", "pieces")),
     ),
     "programs that are equal by algebra": (
         Strategy("programs that are equal by algebra rather than by layout", PHASES[:2],

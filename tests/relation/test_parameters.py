@@ -174,7 +174,8 @@ UNKNOWN = {
     "'up.weight' is unknown: rank 0 has f32[4, 4], and its part of the sequential one is f32[8, 2]": (
         lambda mesh: marked(Net(4), up=1), TP,
     ),
-    "'up.bias' is unknown: rank 0 has it, and the sequential module has no parameter of that name": (
+    "'up.bias' is unknown: rank 0 has it, and the sequential module has no parameter of that name; "
+    "params={name: fn(all_params, coord)} says what it is made of": (
         lambda mesh: Net(bias=True), TP,
     ),
     "'up.weight' is unknown: it is placed by Partial(sum)": (Summed, TP),

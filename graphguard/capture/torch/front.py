@@ -14,12 +14,13 @@ from graphguard.capture.torch.relation.dtensors import needed_parts, of_dtensors
 from graphguard.capture.torch.relation.inputs import Input, bounds_of
 from graphguard.capture.torch.relation.outputs import expectations
 from graphguard.capture.torch.relation.parameters import (
-    Parameter,
+    Parameters,
     expected_gradients,
     found_parameters,
     guesses,
     needed_gradients,
     use_sequential_names,
+    with_gradients_of_made,
     with_relations,
 )
 from graphguard.capture.torch.session import capture
@@ -69,20 +70,21 @@ class TorchFrontEnd:
         if self.outputs is not None and not isinstance(self.outputs, Mapping):
             raise UsageError(f"outputs= is {type(self.outputs).__name__}; write {{path: placement}}")
 
-    def _parameters(self, captured: Captured) -> dict[str, Parameter]:
+    def _parameters(self, captured: Captured) -> Parameters:
         """What is known of the parameters of a module; a function has none."""
         if not isinstance(self.subject.distributed, ModelProgram):
             return {}
         use_sequential_names(captured)
         return found_parameters(self.subject, captured, self.params)
 
-    def _with_relations(self, captured: Captured, parameters: Mapping[str, Parameter]) -> Captured:
+    def _with_relations(self, captured: Captured, parameters: Parameters) -> Captured:
         """For a module, with the relations of its parameters."""
         if not isinstance(self.subject.distributed, ModelProgram):
             return captured
+        with_gradients_of_made(captured, parameters)
         return with_relations(self.subject, captured, parameters)
 
-    def _expected(self, captured: Captured, parameters: Mapping[str, Parameter]) -> dict[str, Expectation]:
+    def _expected(self, captured: Captured, parameters: Parameters) -> dict[str, Expectation]:
         """What is stated of outputs, what DTensors say of themselves, and what a training step returns."""
         program, stated = self.subject.distributed, self.outputs or {}
         outputs, needs = of_dtensors(captured, self.mesh), needed_parts(captured)

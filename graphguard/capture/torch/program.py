@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from graphguard.aten.kernels import constant_of
 from graphguard.capture.torch.record.recorder import Recorder
 from graphguard.capture.torch.wrappers import layout_by_marks, named_parameters
-from graphguard.errors import UsageError
+from graphguard.errors import CaptureError, UsageError
 from graphguard.graph.ir import Layout
 from graphguard.graph.placement import REDUCTIONS, Partial, read
 
@@ -138,6 +138,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 def record_outputs(recorder: Recorder, outputs: Any) -> None:
     """Name the program's outputs by their path, and say which values they are."""
     recorder.check_adopted()
+    if recorder.ended is not None and any(node.communicates for node in recorder.graph.nodes[recorder.ended :]):
+        raise recorder.failed(CaptureError("the program communicates after it has ended torch.distributed"))
     leaves = [] if outputs is None else pytree.tree_flatten_with_path(outputs)[0]
     named = _by_path(leaves, "outputs")
     recorder.graph.outputs = dict.fromkeys(named)

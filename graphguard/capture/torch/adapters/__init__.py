@@ -67,6 +67,7 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
 def _adjust_for_ranks(recorder: Recorder, holders: Holders, objects: ObjectExchange) -> None:
     watch_waits(recorder)
     groups.make_groups_of_one_backend(recorder, holders)
+    groups.keep_the_world(recorder, holders)
     around.refuse_ways_around(recorder)
     objects.recorder = recorder
     for name in OBJECT_COLLECTIVES:

@@ -49,6 +49,35 @@ def make_groups_of_one_backend(recorder: Recorder, holders: Holders) -> None:
     holders.replace(dist.monitored_barrier, monitored_barrier)
 
 
+def keep_the_world(recorder: Recorder, holders: Holders) -> None:
+    """A script that starts and ends torch.distributed itself, once, has the ranks of the mesh for its world."""
+    end, started = dist.destroy_process_group, False
+
+    def given(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
+              *_: Any, **__: Any) -> None:  # fmt: skip
+        nonlocal started
+        if started or recorder.ended is not None:
+            raise recorder.failed(CaptureError(OWN_WORLD))
+        started = True
+        for name, said, have in (("world_size", world_size, dist.get_world_size()), ("rank", rank, dist.get_rank())):
+            if said not in (-1, have):
+                raise recorder.failed(
+                    CaptureError(
+                        f"the program starts torch.distributed with {name}={said}, and the mesh has {name}={have} here"
+                    )
+                )
+        recorder.assume("the program starts and ends torch.distributed itself: its ranks are those of the mesh")
+
+    def kept(group: Any = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            recorder.ended = len(recorder.graph.nodes)
+        else:
+            end(group)
+
+    holders.replace(dist.init_process_group, given)
+    holders.replace(dist.destroy_process_group, kept)
+
+
 def outside_group(recorder: Recorder) -> Callable[[str], None]:
     def found(op_name: str) -> None:
         recorder.locate()

@@ -30,6 +30,7 @@ class Holders:
         originals += [_collective_utils.mesh_scatter, _collective_utils.mesh_broadcast]
         originals += [getattr(dist, name) for name in OBJECT_COLLECTIVES]
         originals += [c10d.get_process_group_ranks, c10d.get_global_rank, c10d.get_group_rank]
+        originals += [c10d.init_process_group, c10d.destroy_process_group]
         originals += [c10d.new_group, c10d.new_subgroups, c10d.new_subgroups_by_enumeration]
         originals.append(torch._C._to_dlpack)
         megatron: Any = sys.modules.get("megatron.core.parallel_state")

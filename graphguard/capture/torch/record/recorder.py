@@ -70,6 +70,7 @@ class Recorder(TorchDispatchMode):
         self._next_value = 0
         self._forms: dict[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._asked_device = False
+        self.ended: int | None = None  # after how many operations the program ended torch.distributed
         self._names_devices = False  # whether the program named a device other than the CPU
         self._where: tuple[Source | None, bool] = (None, False)
         from graphguard.capture.torch.world.collectives import HANDLERS

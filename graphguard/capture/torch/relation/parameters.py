@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,6 +14,13 @@ from graphguard.capture.front import Captured
 from graphguard.capture.torch.program import PARAMETERS, FunctionProgram
 from graphguard.capture.torch.relation.inputs import Coordinate, Input, localise, placement_of
 from graphguard.capture.torch.relation.layouts import by_rank, has_sums, part_of, placements_on, text_of, unknown
+from graphguard.capture.torch.relation.made_parameters import (
+    GRADIENTS,
+    Fused,
+    MadeParameter,
+    made_parameter,
+    require_all_read,
+)
 from graphguard.capture.torch.session import capture as capture_subject
 from graphguard.capture.torch.subject import Subject
 from graphguard.errors import UsageError
@@ -22,7 +29,6 @@ from graphguard.graph.placement import REPLICATE, Partial, Placement, Shard
 from graphguard.graph.prune import prune
 from graphguard.relation.expectation import Need
 
-GRADIENTS = "grads."
 BY_DTENSOR, BY_MARK = "by its DTensor placements", "by its tensor_model_parallel mark"
 
 
@@ -42,6 +48,9 @@ class Parameter:
 
     def __str__(self) -> str:
         return f"{self.relation}, {self.found}"
+
+
+Parameters = Mapping[str, Parameter | MadeParameter]  # by the name of their input on the ranks
 
 
 def use_sequential_names(captured: Captured) -> None:
@@ -64,7 +73,7 @@ def _rename(named: dict[str, Any], old: str, new: str) -> None:
         named.update(items)
 
 
-def found_parameters(subject: Subject, captured: Captured, params: Any) -> dict[str, Parameter]:
+def found_parameters(subject: Subject, captured: Captured, params: Any) -> Parameters:
     """The relation of every parameter, by the name of its input on the ranks."""
     if params != "auto" and not isinstance(params, Mapping):
         raise UsageError(f"params= is {params!r}; write 'auto', or {{pattern: placement}}")
@@ -72,19 +81,40 @@ def found_parameters(subject: Subject, captured: Captured, params: Any) -> dict[
     ties = captured.sequential.ties
     sources |= {name: ties[name] for each in captured.held for name in each.graph.inputs if name in ties}
     stated: Mapping[str, Any] = {} if params == "auto" else params
+    made = made_parameters(captured, subject.mesh, stated, sources)
     for pattern in stated:
-        if not any(fnmatchcase(name.removeprefix(PARAMETERS), pattern) for name in sources):
+        if not any(fnmatchcase(name.removeprefix(PARAMETERS), pattern) for name in [*sources, *made]):
             raise UsageError(f"params= names {pattern!r}, which no parameter of the sequential module matches")
-    _require_counterparts(captured, sources)
-    return {name: _found(name, source, captured, subject.mesh, stated) for name, source in sources.items()}
+    _require_counterparts(captured, [*sources, *made])
+    found = {name: _found(name, source, captured, subject.mesh, stated) for name, source in sources.items()}
+    return {**found, **made}
 
 
-def with_relations(subject: Subject, captured: Captured, parameters: Mapping[str, Parameter]) -> Captured:
+def made_parameters(
+    captured: Captured, mesh: Mesh, stated: Mapping[str, Any], sources: Mapping[str, str]
+) -> dict[str, MadeParameter]:
+    """Those of the ranks that the sequential module has not, by the functions of all parameters that are stated of them."""
+    shapes = {source.removeprefix(PARAMETERS): captured.sequential.inputs[source].shape for source in sources.values()}
+    there = {name for each in captured.held for name in each.graph.inputs}
+    made = {}
+    for name in sorted(name for name in there if name.startswith(PARAMETERS) and name not in sources):
+        short = name.removeprefix(PARAMETERS)
+        make = next((each for pattern, each in stated.items() if fnmatchcase(short, pattern)), None)
+        if callable(make) and not isinstance(make, Fused):
+            made[name] = made_parameter(short, make, shapes, mesh)
+    by_name = {name.removeprefix(PARAMETERS): each for name, each in made.items()}
+    require_all_read(by_name, {name.removeprefix(PARAMETERS): None for name in there if name in sources})
+    return made
+
+
+def with_relations(subject: Subject, captured: Captured, parameters: Parameters) -> Captured:
     """With the input relations of all ranks, those of the parameters among them."""
     nothing = FunctionProgram(lambda **full: None, "sequential")
-    inputs = {**subject.inputs, **{found.source: found.input for name, found in parameters.items() if name == found.source}}
+    known = {name: found for name, found in parameters.items() if isinstance(found, Parameter)}
+    inputs = {**subject.inputs, **{found.source: found.input for name, found in known.items() if name == found.source}}
     local_inputs = None
-    if subject.local_inputs is not None or any(name != found.source for name, found in parameters.items()):
+    apart = any(name != found.source for name, found in known.items()) or len(known) < len(parameters)
+    if subject.local_inputs is not None or apart:
         inputs = {name: Input(spec.shape, dtype=spec.dtype) for name, spec in inputs.items()}
         local_inputs = _beside(subject, parameters)
     related = capture_subject(Subject(nothing, nothing, subject.mesh, inputs, local_inputs))
@@ -97,17 +127,32 @@ def with_relations(subject: Subject, captured: Captured, parameters: Mapping[str
     return captured
 
 
-def expected_gradients(captured: Captured, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+def expected_gradients(captured: Captured, parameters: Parameters) -> dict[str, Any]:
     """Each gradient has its parameter's own relation. One that is a DTensor stands for its full tensor, so is left out."""
-    by_path = {GRADIENTS + name.removeprefix(PARAMETERS): found.input for name, found in parameters.items()}
+    by_path: dict[str, Any] = {}
+    for name, found in parameters.items():
+        relation = found.of_row() if isinstance(found, MadeParameter) else found.input.local or found.input.placement
+        by_path[GRADIENTS + name.removeprefix(PARAMETERS)] = relation
     return {
-        path: spec.local or spec.placement
-        for path, spec in by_path.items()
+        path: relation
+        for path, relation in by_path.items()
         if captured.sequential.outputs.get(path) is not None and not any(path in each.graph.layouts for each in captured.held)
     }
 
 
-def needed_gradients(captured: Captured, parameters: Mapping[str, Parameter]) -> dict[str, list[Need]]:
+def with_gradients_of_made(captured: Captured, parameters: Parameters) -> None:
+    """The sequential gradients that were read by maps are returned as the maps' parameters, not by themselves."""
+    outputs, read = captured.sequential.outputs, set[str]()
+    for name, found in parameters.items():
+        path = GRADIENTS + name.removeprefix(PARAMETERS)
+        if isinstance(found, MadeParameter) and found.add_gradient(captured.sequential, path):
+            read.update(GRADIENTS + each for each in found.reads)
+    for path in read:
+        if not any(captured.returning(path)):
+            del outputs[path]
+
+
+def needed_gradients(captured: Captured, parameters: Parameters) -> dict[str, list[Need]]:
     """Every rank that holds a parameter has its gradient, if the sequential program has one."""
     needs: dict[str, list[Need]] = {}
     for name in parameters:
@@ -118,11 +163,11 @@ def needed_gradients(captured: Captured, parameters: Mapping[str, Parameter]) ->
     return needs
 
 
-def guesses(parameters: Mapping[str, Parameter]) -> list[str]:
+def guesses(parameters: Parameters) -> list[str]:
     """What is assumed of parameters whose shapes alone speak."""
     by_relation: dict[str, list[str]] = {}
     for name, found in parameters.items():
-        if found.guessed:
+        if isinstance(found, Parameter) and found.guessed:
             by_relation.setdefault(found.relation, []).append(name.removeprefix(PARAMETERS))
     return [
         f"{relation}, as their shapes suggest: the parameters {', '.join(names)}" for relation, names in by_relation.items()
@@ -135,6 +180,8 @@ def _found(name: str, source: str, captured: Captured, mesh: Mesh, stated: Mappi
     dtype = DTYPES[value.dtype]
     for pattern, relation in stated.items():
         if fnmatchcase(name.removeprefix(PARAMETERS), pattern):
+            if isinstance(relation, Fused):
+                relation = relation.on(mesh)
             if callable(relation):
                 text = getattr(relation, "__name__", type(relation).__name__)
                 return Parameter(source, Input(value.shape, dtype=dtype, local=relation), text, "as params= states")
@@ -242,7 +289,7 @@ def _short(item: Any) -> str:
 
 
 # ---------------------------------------------------------------------- tracing
-def _beside(subject: Subject, parameters: Mapping[str, Parameter]) -> Callable[..., Any]:
+def _beside(subject: Subject, parameters: Parameters) -> Callable[..., Any]:
     """The user's `local_inputs`, if any, and the parameters beside what it returns."""
 
     def refuse(tensor: torch.Tensor, key: str, index: int, count: int) -> torch.Tensor:
@@ -257,18 +304,26 @@ def _beside(subject: Subject, parameters: Mapping[str, Parameter]) -> Callable[.
             mine = {
                 name: localise(name, full[name], spec, subject.mesh, coord, refuse) for name, spec in subject.inputs.items()
             }
+        every = {name.removeprefix(PARAMETERS): full[name] for name in full if name not in subject.inputs}
         for name, found in parameters.items():
-            mine[name] = localise(name, full[found.source], found.input, subject.mesh, coord, refuse)
+            if isinstance(found, MadeParameter):
+                mine[name] = found.local(name.removeprefix(PARAMETERS), every, coord)
+            else:
+                mine[name] = localise(name, full[found.source], found.input, subject.mesh, coord, refuse)
         return mine
 
     return local_inputs
 
 
-def _require_counterparts(captured: Captured, sources: Mapping[str, str]) -> None:
+def _require_counterparts(captured: Captured, known: Sequence[str]) -> None:
     for each in captured.held:
         for name in each.graph.inputs:
-            if name not in sources and name not in each.relation.outputs:
-                raise unknown(name, f"rank {each.members[0]} has it, and the sequential module has no parameter of that name")
+            if name not in known and name not in each.relation.outputs:
+                raise unknown(
+                    name,
+                    f"rank {each.members[0]} has it, and the sequential module has no parameter of that name; "
+                    "params={name: fn(all_params, coord)} says what it is made of",
+                )
 
 
 def _require_shapes(rank: int, relation: Graph, graph: Graph) -> None:
