@@ -16,6 +16,7 @@ from graphguard.engine.prove import prove
 from graphguard.engine.second_attempt import proved_apart
 from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError, is_by_signal
 from graphguard.graph.class_matching import world_of
+from graphguard.graph.expanded import ExpandedJoint
 from graphguard.graph.limits import Stops
 from graphguard.graph.listing import without_relations
 from graphguard.graph.matching import Joint
@@ -212,7 +213,7 @@ def _decided(
 
     def proved_with(joint: Joint) -> Proof:
         """Of ranks that were changed."""
-        return proved_of(world_of(joint, captured.relations), locate=False)
+        return proved_of(world_of(joint, list(captured.relations)), locate=False)
 
     def judged(proof: Proof) -> Judgement:
         return judge(
@@ -234,9 +235,10 @@ def _decided(
     if not judgement.different:
         proof = proved_apart(first, problem.mesh.size, partial(proved, True), limits.engine)
         judgement = judgement if proof is first else judged(proof)
-    elif judgement.amends and captured.matched is None:
-        stops = Stops(limits.locate)
-        repair = proved_repair(judgement.amends, captured.joint, problem.mesh, proved_with, stops)
+    elif judgement.amends:
+        stops, joint = Stops(limits.locate), captured.joint
+        ranks = joint.written_out() if isinstance(joint, ExpandedJoint) else joint  # which were executed, so they are few
+        repair = proved_repair(judgement.amends, ranks, problem.mesh, proved_with, stops)
         judgement = replace(judgement, repair=repair, stopped=(*judgement.stopped, *stops.reached()))
     assumed = assumptions_of([(captured.sequential, 1), *captured.weighted])
     report = report_of(proof, judgement, [*assumed, *captured.assumptions])

@@ -27,6 +27,7 @@ class Amend:
     """What is done with the results of an operation, each time that a rank runs it.
 
     written: the program has the operation; else autograd runs it for the gradient of its line.
+    turns: by rank, which times that it runs such an operation on that line are meant.
     """
 
     node: Node
@@ -34,6 +35,7 @@ class Amend:
     written: bool
     factor: Fraction = Fraction(1)
     axes: tuple[int, ...] = ()
+    turns: frozenset[tuple[int, int]] = frozenset()
 
     def told(self, mesh: Mesh) -> str:
         """As code, or as near to it as can be said."""
@@ -89,6 +91,7 @@ class _Writer:
     def __init__(self, graph: Graph, rank: int, amend: Amend, mesh: Mesh):
         self.graph, self.rank, self.amend, self.mesh = graph, rank, amend, mesh
         self.names: dict[Value, Value] = {}
+        self.turn = 0
         self.nodes: list[Node] = []
         self.dropped: set[Arg] = set()  # numbers of work that is left out
         self.waiting: dict[Arg, Value] = {}  # by number of work, what is changed when it is done
@@ -111,7 +114,10 @@ class _Writer:
 
     def _is_meant(self, node: Node) -> bool:
         meant = self.amend.node
-        return (node.op, node.source, node.backward) == (meant.op, meant.source, meant.backward)
+        if (node.op, node.source, node.backward) != (meant.op, meant.source, meant.backward):
+            return False
+        self.turn += 1
+        return (self.rank, self.turn - 1) in self.amend.turns
 
     def _pass_on(self, node: Node) -> None:
         if node.op == WAIT and node.kwargs.get("work") in self.dropped:

@@ -127,7 +127,8 @@ class Suspicion:
 
 
 _EXACT = (
-    RAISES, "values part here", "repair", "first wrong", "known to the end", "another repair", "the proof", "another operation",
+    RAISES, "the proof stops here", "values part here", "repair", "first wrong", "known to the end", "another repair",
+    "another operation",
 )  # fmt: skip
 
 

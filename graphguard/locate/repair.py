@@ -256,7 +256,7 @@ class Repairs:
                 undoes = scales and self._is_undone(site, factor)
                 text = self._scale_text(factor, undoes, site.node)
                 kind, written = "undone" if undoes else "scaled", site.node in self.written
-                amend = Amend(site.node, LEFT_OUT if undoes else TIMES, written, factor)
+                amend = Amend(site.node, LEFT_OUT if undoes else TIMES, written, factor, turns=self._turns(site))
                 shared = self._is_shared(site.node)
                 yield Repair(site.node, kind, text, healed, site.place, scales, written, shared, amend=amend)
                 break
@@ -265,10 +265,20 @@ class Repairs:
             if healed is not None:
                 count = len(self.joint.match_of(*self._ran(site)).group)
                 text = f"it is reduced once too often here, over {count} ranks"
-                amend = Amend(site.node, LEFT_OUT, site.node in self.written)
+                amend = Amend(site.node, LEFT_OUT, site.node in self.written, turns=self._turns(site))
                 yield Repair(site.node, "undone", text, healed, site.place, amend=amend)
         if value.dtype.startswith(("float", "bfloat", "complex")):
             yield from self._reduced(site)
+
+    def _turns(self, site: Spot) -> frozenset[tuple[int, int]]:
+        """By rank, the how manyeth of the operations of its kind each one is."""
+        meant = {self.rerun.makers[at] for at in site.ats}
+        kind = (site.node.op, site.node.source, site.node.backward)
+        found = set()
+        for rank in {rank for rank, _ in site.ats}:
+            alike = (node for node in self.joint.graphs[rank].nodes if (node.op, node.source, node.backward) == kind)
+            found.update((rank, turn) for turn, node in enumerate(alike) if node in meant)
+        return frozenset(found)
 
     @staticmethod
     def _ran(site: Spot) -> tuple[int, Node]:
@@ -298,7 +308,8 @@ class Repairs:
                 if healed is not None:
                     written = site.node in self.written
                     text = f"{'it' if written else 'the gradient that comes of this line'} is never {word} over {names}"
-                    amend = Amend(site.node, AVERAGED if mean else SUMMED, written, axes=tuple(axes))
+                    what = AVERAGED if mean else SUMMED
+                    amend = Amend(site.node, what, written, axes=tuple(axes), turns=self._turns(site))
                     yield Repair(site.node, "reduced", text, healed, site.place, scales, written, amend=amend)
 
     def _sum(self, site: Spot, axes: Sequence[int], mean: bool = False) -> Edit | None:

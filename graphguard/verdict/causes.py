@@ -80,7 +80,7 @@ def _cause(about: Finding, suspects: Sequence[Suspicion], spoiled: Sequence[Find
         distributed=first.place,
         sequential=parting.sequential if parts_here and parting is not None else about.sequential,
         phase=about.phase if first.backward is None else "backward" if first.backward else "forward",
-        law=first.text if about.detail is None else None,
+        law=first.text if about.detail is None and about.kind != "unexpected-relation" else None,
         holdings=(),
         sources=(first.place,),
         spoils=outputs,

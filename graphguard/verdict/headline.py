@@ -23,7 +23,8 @@ def told(about: Finding, suspects: Sequence[Suspicion], judgement: Judgement) ->
     known = suspects[0].text if suspects else None
     raises = bool(suspects) and any(clue.evidence == RAISES for clue in suspects[0].clues)
     if about.detail is None and not raises:  # the proof knows the difference
-        return replace(about, law=about.law or known)
+        said = about.kind == "unexpected-relation"  # what is held, and what is expected
+        return about if said else replace(about, law=about.law or known)
     if known is not None:
         return replace(about, message=f"{about.output}: {known}", law=None if known == about.law else about.law)
     return replace(about, message=f"{about.output}: {_apart(example, suspects)}")
