@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphguard.bench.end_to_end import Row, kept
+from graphguard.bench.results import Row, kept
 from graphguard.errors import UsageError
 
 _PUBLISHED = """\

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from graphguard.graph.class_play import Play, State
 from graphguard.graph.collectives import MESSAGES, NEW_GROUP
 from graphguard.graph.findings import Finding
 from graphguard.graph.ir import Node
 from graphguard.graph.matching import Match, deadlock, never_joined
 from graphguard.graph.world import Place
-
-if TYPE_CHECKING:
-    from graphguard.graph.class_matching import Play, State
 
 
 @dataclass

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from graphguard.graph.ir import Graph, Node, Source
-from graphguard.graph.rank_class import RankClass
+
+if TYPE_CHECKING:
+    from graphguard.graph.rank_class import RankClass
 
 # What is known of an operation's results: the other program has them, or not; they have no description; nothing was asked.
 STATES = ("related", "unrelated", "undescribed", "unknown")

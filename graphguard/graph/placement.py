@@ -9,9 +9,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from graphguard.graph.ir import SHORT_DTYPES, Mesh
 
@@ -101,7 +99,6 @@ def has_partial(placements: Placements) -> bool:
 # ---------------------------------------------------------------------- tiles
 Span = tuple[int, int]
 Spans = tuple[Span, ...]  # by dim, where a tile begins and ends
-Tiles: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def piece(size: int, index: int, count: int) -> Span:
@@ -121,20 +118,6 @@ def spans_of(shape: Sequence[int], mesh: Mesh, placements: Placements, lane: int
             start, stop = piece(high - low, coordinate[axis], size)
             spans[placement.dim] = low + start, low + stop
     return tuple(spans)
-
-
-def tiles_of(shape: Sequence[int], mesh: Mesh, placements: Placements) -> Tiles:
-    """The tiles of all lanes of the mesh: an array [lanes, dims, 2]."""
-    tiles = np.zeros((mesh.size, len(shape), 2), dtype=np.int64)
-    tiles[:, :, 1] = shape
-    coordinates = np.unravel_index(np.arange(mesh.size), mesh.shape)
-    for coordinate, (_, count), placement in zip(coordinates, mesh.axes, placements, strict=True):
-        if isinstance(placement, Shard):
-            low, high = tiles[:, placement.dim, 0].copy(), tiles[:, placement.dim, 1].copy()
-            step = -((low - high) // count)
-            start = np.minimum(coordinate * step, high - low)
-            tiles[:, placement.dim, 0], tiles[:, placement.dim, 1] = low + start, low + np.minimum(start + step, high - low)
-    return tiles
 
 
 # ---------------------------------------------------------------------- all that there are

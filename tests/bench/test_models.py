@@ -9,10 +9,11 @@ import pytest
 
 import graphguard as gg
 from graphguard.bench import end_to_end, page
-from graphguard.bench.end_to_end import Row, keep, kept, measured, printed
+from graphguard.bench.end_to_end import measured
 from graphguard.bench.faulty import FAULTS, Faulty
 from graphguard.bench.models.megatron import Megatron
 from graphguard.bench.models.sizes import MODELS, small
+from graphguard.bench.results import Row, keep, kept, printed
 from graphguard.errors import InternalError
 
 LLAMA = small(MODELS["Llama-3 8B"], layers=2, split=2)

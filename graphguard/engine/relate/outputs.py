@@ -26,7 +26,8 @@ from graphguard.engine.terms.lane import Lane, Lanes, collapse, equal, everywher
 from graphguard.engine.terms.term import Term, Undescribed, Value, Variable, extent
 from graphguard.engine.terms.unknown import Described, Unknown
 from graphguard.graph.ir import Mesh
-from graphguard.graph.placement import SUM, Partial, Placements, candidates, has_partial, tiles_of
+from graphguard.graph.placement import SUM, Partial, Placements, candidates, has_partial
+from graphguard.graph.tiles import tiles_of
 
 
 @dataclass(frozen=True)
