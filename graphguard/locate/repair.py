@@ -274,7 +274,7 @@ class Repairs:
         """By rank, the how manyeth of the operations of its kind each one is."""
         meant = {self.rerun.makers[at] for at in site.ats}
         kind = (site.node.op, site.node.source, site.node.backward)
-        found = set()
+        found: set[tuple[int, int]] = set()
         for rank in {rank for rank, _ in site.ats}:
             alike = (node for node in self.joint.graphs[rank].nodes if (node.op, node.source, node.backward) == kind)
             found.update((rank, turn) for turn, node in enumerate(alike) if node in meant)
