@@ -76,7 +76,7 @@ def _found(outcome: Outcome) -> str:
     if report.findings:
         finding = report.findings[0]
         own = rf"[^\s()]*\b{re.escape(os.path.basename(outcome.check.file))}:(\d+)"
-        return " ".join(re.sub(own, r"line \1", f"{finding.code} {finding.law or finding.message}").split())
+        return " ".join(re.sub(own, r"line \1", f"{finding.code} {finding.message}").split())
     relations = [" ".join(text.split()) for text in str(report.relation).splitlines()]
     return relations[0] if len(relations) == 1 else f"{relations[0]}; and {len(relations) - 1} more" if relations else ""
 

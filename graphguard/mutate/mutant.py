@@ -237,7 +237,7 @@ def is_located(findings: Collection[Finding], places: Collection[Place]) -> bool
 
 
 def _sources(finding: Finding) -> list[Source]:
-    return [source for source in (finding.distributed, *finding.sources) if source is not None]
+    return [*finding.lines, *finding.sources]
 
 
 def _is_called(source: Source, here: Source) -> bool:

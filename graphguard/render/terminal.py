@@ -197,8 +197,11 @@ def _further_place(place: Place, look: Look) -> Line:
 def _in_full(finding: Finding, look: Look) -> list[Line]:
     lines: list[Line] = [
         [Piece(f"{finding.code} {finding.kind}", "head"), Piece(f": {finding.message}")],
-        [Piece("why: ", "dim"), Piece(finding.law)] if finding.law else [Piece("law: ", "dim"), Piece(KINDS[finding.kind].law)],
     ]
+    if finding.law is None:
+        lines.append([Piece("law: ", "dim"), Piece(KINDS[finding.kind].law)])
+    elif finding.law not in finding.message:
+        lines.append([Piece("why: ", "dim"), Piece(finding.law)])
     if finding.repair is not None:
         lines.append([Piece("repair: ", "head"), Piece(finding.repair)])
     if finding.detail is not None and (look.verbose or finding.kind == "relation-lost"):

@@ -26,7 +26,7 @@ def told(about: Finding, suspects: Sequence[Suspicion], judgement: Judgement) ->
         said = about.kind == "unexpected-relation"  # what is held, and what is expected
         return about if said else replace(about, law=about.law or known)
     if known is not None:
-        return replace(about, message=f"{about.output}: {known}", law=None if known == about.law else about.law)
+        return replace(about, message=f"{about.output}: {known}")
     return replace(about, message=f"{about.output}: {_apart(example, suspects)}")
 
 
