@@ -196,7 +196,7 @@ def _decided(
     captured = problem.captured
     graphs = captured.sequential, captured.joint, captured.relations
 
-    def proved_of(world: World, locate: bool = True) -> Proof:
+    def proved_of(world: World, **options: bool) -> Proof:
         return prove(
             captured.sequential,
             world,
@@ -204,7 +204,7 @@ def _decided(
             ranges=problem.ranges,
             lemmas=all_lemmas(lemmas),
             limits=limits.engine,
-            locate=locate,
+            **options,
         )
 
     def proved(apart: bool = False) -> Proof:

@@ -86,9 +86,14 @@ def test_the_whole_where_a_shard_is_expected_has_a_counterexample_that_runs(tmp_
 
 
 def test_shapes_that_are_no_part_are_told():
+    def of_other_shapes(x):
+        large = torch.zeros(5)
+        turned = x.sum()  # on one line they would be one finding
+        return {"large": large, "turned": turned}
+
     constants = gg.verify(
         lambda x: {"large": torch.zeros(4), "turned": x},
-        lambda x: {"large": torch.zeros(5), "turned": x.sum()},
+        of_other_shapes,
         mesh=2,
         inputs={"x": gg.Input((2, 3))},
     )
