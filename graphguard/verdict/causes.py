@@ -27,7 +27,13 @@ def findings_of(findings: Sequence[Finding], judgement: Judgement) -> list[Findi
     """One finding for each cause: what an execution showed first, then what needs none."""
     wrong = [each for each in findings if each.output in judgement.kinds]
     plain = [each for each in findings if each.output not in judgement.kinds and each.needs_no_execution]
-    return [*_causes(wrong, judgement), *alike(plain)]
+    return [*map(_with_all_lines, _causes(wrong, judgement)), *alike(plain)]
+
+
+def _with_all_lines(finding: Finding) -> Finding:
+    """The lines that it names come first among all that are involved."""
+    lines = {source.place: source for source in reversed((*finding.lines, *finding.sources))}
+    return replace(finding, sources=tuple(reversed(lines.values())))
 
 
 def _causes(wrong: list[Finding], judgement: Judgement) -> list[Finding]:
@@ -82,7 +88,7 @@ def _cause(about: Finding, suspects: Sequence[Suspicion], spoiled: Sequence[Find
         phase=about.phase if first.backward is None else "backward" if first.backward else "forward",
         law=first.text if about.detail is None and about.kind != "unexpected-relation" else None,
         holdings=(),
-        sources=(first.place,),
+        sources=(),
         spoils=outputs,
         places=tuple(named),
     )
