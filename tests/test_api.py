@@ -518,7 +518,8 @@ UNKNOWN = {
     "'up.weight' is unknown: rank 0 has f32[4, 4], and its part of the sequential one is f32[8, 2]": (
         lambda mesh: Half(), WRONG,
     ),
-    "'other.weight' is unknown: rank 0 has it, and the sequential module has no parameter of that name": (
+    "'other.weight' is unknown: rank 0 has it, and the sequential module has no parameter of that name; "
+    "params={name: fn(all_params, coord)} says what it is made of": (
         lambda mesh: Renamed(), "auto",
     ),
     "'up.weight' is unknown: it is placed by Partial(sum)": (Summed, "auto"),

@@ -35,7 +35,7 @@ def test_verdict(case):
     if case.fault is not None:
         file = Path(str(report.findings[0].distributed.file))
         lines = file.read_text().splitlines()
-        named = {lines[each.distributed.line - 1] for each in report.findings if each.distributed is not None}
+        named = {lines[line.line - 1] for each in report.findings for line in each.lines}
         assert any(line.rstrip().endswith(f"# fault: {case.fault}") for line in named), str(report)
 
 

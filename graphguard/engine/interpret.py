@@ -447,12 +447,13 @@ def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 # ---------------------------------------------------------------------- small things
 def elements(constant: Constant) -> Any:
-    """A constant as an array; None for dtypes that numpy does not have."""
+    """A constant as an array; None for dtypes that numpy does not have of its own: packages such as ml_dtypes add more, which
+    are other kinds of numbers than those that are looked for here."""
     try:
         dtype = np.dtype(constant.dtype)
     except TypeError:
         return None
-    return np.frombuffer(constant.data, dtype=dtype).reshape(constant.shape)
+    return None if dtype.kind not in "biufc" else np.frombuffer(constant.data, dtype=dtype).reshape(constant.shape)
 
 
 def _is_finite_bfloat16(constant: Constant) -> bool:

@@ -113,7 +113,9 @@ def test_what_goes_away_leaves_its_condition(table, inputs):
 
 
 def test_nothing_is_kept_of_an_unwritten_tensor_or_of_infinity():
-    """They are no numbers: they do not cancel, and zero times them is not zero."""
+    """They are no numbers: they do not cancel, and zero times them is not zero. Not even where a package that jax brings has
+    given numpy a bfloat16, in which it finds no infinities."""
+    pytest.importorskip("ml_dtypes")
     made = {
         "empty": lambda x: torch.empty(4),
         "empty_like": torch.empty_like,
