@@ -83,6 +83,7 @@ REFUSED = {
     "exp of complex numbers": (lambda z: z.exp(), {"z": Spec((6, 2), torch.complex64)}),
     "powers of complex numbers": (lambda z: z * z.abs() + z**2, {"z": Spec((6, 2), torch.complex64)}),
     "rounded ranges": (lambda x: torch.linspace(0, 5, 4, dtype=torch.int64) + x, {"x": X(4)}),
+    "transposed windows": (lambda x, w: F.conv_transpose1d(x, w), {"x": X(2, 4, 6), "w": X(4, 2, 3)}),
     "a scatter by product": (
         lambda x, i, y: x.scatter_reduce(1, i, y, "prod"),
         {"x": X(6, 4), "i": N(6, 2, high=4), "y": X(6, 2)},
