@@ -18,7 +18,7 @@ test: lint docs
 	$(BIN)/python -m pytest -n 2
 	GRAPHGUARD_TEST_SHAPE_CACHE=off $(BIN)/python -m pytest -n 2 $(CAPTURES)
 
-# What `make test` leaves out: every proof case at every size, with all claims compared, and every example. About 20 minutes on
+# What `make test` leaves out: every proof case at every size, with all claims compared, and every example. About 30 minutes on
 # two cores.
 test-all: $(STAMP)
 	GRAPHGUARD_TEST_CASES=all $(BIN)/python -m pytest -n 2 $(SAMPLED)
