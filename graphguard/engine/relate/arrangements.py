@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from graphguard.engine.algebra.sums import folded
-from graphguard.engine.algebra.value import cut, same, taken
+from graphguard.engine.algebra.value import cut, same
 from graphguard.engine.relate.outputs import Held, OutputPart, Relator, tile_of
 from graphguard.engine.relate.side_by_side import side_by_side
 from graphguard.engine.store.table import Table
@@ -44,8 +44,7 @@ def _rank_by_rank(relator: Relator, whole: Value, output: Held, part: OutputPart
     if len(part.ranks) == 1 or relator.table.over("ranks_apart", len(part.ranks)):
         return None
     found = []
-    for lane, rank in enumerate(part.ranks):
-        alone = OutputPart((rank,), taken(relator.table, part.value, np.array([lane], dtype=np.int64)))
+    for alone in relator.apart(part):
         tiles = _tiles(relator, whole, output, alone)
         if tiles is None:
             return None
