@@ -89,6 +89,7 @@ def _measured(suite: str, name: str, model: Megatron) -> Row:
 
 def main(suite: str = "end-to-end", only: str = "", write: Path | None = None, faults: bool = True) -> None:
     rows: list[Row] = []
+    progress = Console(stderr=True)
     for name, model in SUITES[suite]():
         title = f"{name} {model.mesh} {model.sizes.layers} layers"
         if only not in title:
@@ -96,6 +97,7 @@ def main(suite: str = "end-to-end", only: str = "", write: Path | None = None, f
         wrong = Faulty(**{**vars(model), "fault": FAULTS[0]})
         for each in (model, wrong) if faults and suite == "end-to-end" else (model,):
             rows.append(measured(suite, name, each))
+            progress.print(f"{title}: {rows[-1].verdict} in {rows[-1].total:.0f} s", highlight=False)
             if write is not None:
                 keep(write, rows[-1:])
     Console(width=150).print(printed(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,10 +28,12 @@ def classes_of(graphs: Sequence[Graph], relations: Sequence[Graph], apart: bool 
 def joined(classes: Sequence[RankClass], exactly: bool = False) -> list[RankClass]:
     """As few classes as there are programs. `exactly`: each rank is still told to be all that it was, its lines and layouts,
     too; else only what it computes and communicates is."""
+    operators = [tuple(node.op for node in each.graph.nodes) for each in classes]
+    often = Counter(operators)
     found: dict[Hashable, list[RankClass]] = {}
-    for each in classes:
-        forms = [(_form(graph), _surroundings(graph) if exactly else None) for graph in (each.graph, each.relation)]
-        found.setdefault(tuple(forms), []).append(each)
+    for each, own in zip(classes, operators, strict=True):
+        form = own if often[own] == 1 else _whole_form(each, exactly)  # which takes far longer to make
+        found.setdefault(form, []).append(each)
     return [alike[0] if len(alike) == 1 else _Joining(alike, exactly).made() for alike in found.values()]
 
 
@@ -40,6 +43,10 @@ def varying(operator: str) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------- what ranks of one class have in common
+def _whole_form(held: RankClass, exactly: bool) -> Hashable:
+    return tuple((_form(graph), _surroundings(graph) if exactly else None) for graph in (held.graph, held.relation))
+
+
 def _form(graph: Graph) -> Hashable:
     numbers = {value: number for number, value in enumerate(graph.values())}
     works: dict[Arg, int] = {}
