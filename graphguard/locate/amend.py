@@ -19,7 +19,7 @@ from graphguard.graph.operators import name_of
 from graphguard.graph.prune import prune
 from graphguard.oracle.grid import Grid
 
-LEFT_OUT, TIMES, SUMMED, AVERAGED = "left out", "times", "summed", "averaged"
+LEFT_OUT, TIMES, SUMMED, AVERAGED, REGROUPED = "left out", "times", "summed", "averaged", "regrouped"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Amend:
         if self.what == LEFT_OUT:
             word = "division" if name_of(self.node.op) == "div" else "multiplication"
             return f"leave out the {word} in `{code}` ({line})"
+        if self.what == REGROUPED:
+            where = "all ranks" if not _group(self.axes, mesh) else " and ".join(mesh.names[axis] for axis in self.axes)
+            return f"reduce over {where} in `{code}` ({line})"
         subject = f"the result of {line}" if self.written else f"the gradient that comes of {line}"
         if self.what == TIMES:
             inverse = self.factor.numerator == 1
@@ -136,6 +139,12 @@ class _Writer:
         return True
 
     def _after(self, node: Node) -> None:
+        if self.amend.what == REGROUPED:
+            group = Grid(self.mesh, tuple(range(self.mesh.size))).lanes_over(self.amend.axes, self.rank)
+            its = _renamed(node, self.names)
+            kwargs = {**its.kwargs, "group": tuple(group)}
+            self.nodes.append(Node(its.op, its.args, kwargs, its.outputs, its.source, its.backward, its.writes))
+            return
         self.nodes.append(_renamed(node, self.names))
         if node.communicates and "work" in node.kwargs:
             self.waiting[node.kwargs["work"]] = node.outputs[0]

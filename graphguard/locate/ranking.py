@@ -18,10 +18,10 @@ from graphguard.locate.traits import Traits
 RAISES = "it raises here"
 CALLS = "it calls a suspected function, as other lines do"
 MAIN = {  # evidence of the fault itself; all other is of lines near it
-    RAISES, "repair: undone", "repair: scaled where it scales", "repair: scaled", "repair: reduced", "repair: reduced gradient",
-    "repair: retiled", "repair: inside", "first wrong, surely, and healed there", "first wrong, and healed there",
-    "first wrong, surely", "another operation heals", "values part here", "known to the end", "the proof stops here",
-    "held otherwise than expected",
+    RAISES, "repair: undone", "repair: regrouped", "repair: scaled where it scales", "repair: scaled", "repair: reduced",
+    "repair: reduced gradient", "repair: retiled", "repair: inside", "first wrong, surely, and healed there",
+    "first wrong, and healed there", "first wrong, surely", "another operation heals", "values part here", "known to the end",
+    "the proof stops here", "held otherwise than expected",
 }  # fmt: skip
 _REST = 0.3  # of the points of evidence beside the best
 _MUCH = 3  # kinds of main evidence, as which a line is as suspected as can be
@@ -30,6 +30,8 @@ POINTS: dict[str, float] = {
     RAISES: 30,
     # a change that was tried, and after which all outputs are right
     "repair: undone": 20,
+    "repair: regrouped": 20,
+    "repair: regrouped, wider": 7,
     "repair: scaled where it scales": 18,
     "repair: scaled": 5,
     "repair: reduced": 6,
@@ -44,6 +46,8 @@ POINTS: dict[str, float] = {
     "repair: inside": 1,
     "repair: something else is done here": 6,
     "another repair: undone": 3,
+    "another repair: regrouped": 8,
+    "another repair: regrouped, wider": 2,
     "another repair: scaled where it scales": 3,
     "another repair: scaled": 3,
     "another repair: reduced": 1,
@@ -58,6 +62,8 @@ POINTS: dict[str, float] = {
     "another repair: scaled where it scales, used here": 1,
     "another repair: undone, used here": 1,
     "weak repair: undone": 3,
+    "weak repair: regrouped": 3,
+    "weak repair: regrouped, wider": 1,
     "weak repair: scaled": 1,
     "weak repair: scaled, used here": 1,
     "weak repair: scaled where it scales": 1,

@@ -21,13 +21,13 @@ from graphguard.graph.lines import OwnLines
 from graphguard.graph.matching import Joint
 from graphguard.graph.operators import RESHAPES, name_of
 from graphguard.locate.acceptance import Acceptance
-from graphguard.locate.amend import AVERAGED, LEFT_OUT, SUMMED, TIMES, Amend
+from graphguard.locate.amend import AVERAGED, LEFT_OUT, REGROUPED, SUMMED, TIMES, Amend
 from graphguard.locate.clue import Clue, clues_at
 from graphguard.locate.first_wrong import MOVES, PASSED_OVER, Suspects
 from graphguard.locate.rerun import At, Change, CircleError, Edit, Made, Rerun
 from graphguard.locate.tiles import Retile
 from graphguard.oracle.budget import cost
-from graphguard.oracle.grid import Grid
+from graphguard.oracle.grid import REDUCTIONS, Grid
 from graphguard.oracle.trial import Forgiving
 from graphguard.relation.expectation import Expectation
 
@@ -37,6 +37,7 @@ _VIEWS = PASSED_OVER | RESHAPES | {
     "zeros", "zeros_like", "new_zeros",
 }  # fmt: skip
 _EXCHANGES = {"dist.send", "dist.recv", "dist.all_gather", "dist.all_gather_into_tensor", "dist.broadcast", "dist.wait"}
+_DECISIVE = ("undone", "regrouped")
 _NEVER_MOVED = {"detach", "alias", "empty", "empty_like", "new_empty", "empty_strided"}
 
 
@@ -45,8 +46,9 @@ class Repair:
     """A change that makes all outputs right.
 
     text: what is wrong, as the change shows it.
-    kind: "undone" if the change is to leave out what an operation does; "scaled", "reduced", "retiled" if its result is
-        multiplied, summed or averaged over ranks, or replaced by a tile of a sequential tensor.
+    kind: "undone" if the change is to leave out what an operation does; "regrouped" if it reduces over other ranks; "scaled",
+        "reduced", "retiled" if its result is multiplied, summed or averaged over ranks, or replaced by a tile of a sequential
+        tensor.
     weak: an output is then right only as a sum over ranks that nothing asks for.
     place: of the operation, in its program.
     """
@@ -71,8 +73,8 @@ class Repair:
             own_scale = self.scales and not (self.shared or self.once)
             order = [own_scale, own_backward, self.scales, self.node.communicates, True]
         else:
-            order = [self.kind == "undone", own_backward, False, False, True]
-        return self.weak, order.index(True) + (self.kind != "undone"), self.place
+            order = [self.kind in _DECISIVE, own_backward, False, False, True]
+        return self.weak, order.index(True) + (self.kind not in _DECISIVE), self.place
 
 
 @dataclass
@@ -267,6 +269,8 @@ class Repairs:
                 text = f"it is reduced once too often here, over {count} ranks"
                 amend = Amend(site.node, LEFT_OUT, site.node in self.written, turns=self._turns(site))
                 yield Repair(site.node, "undone", text, healed, site.place, amend=amend)
+            else:
+                yield from self._regrouped(site)
         if value.dtype.startswith(("float", "bfloat", "complex")):
             yield from self._reduced(site)
 
@@ -311,6 +315,36 @@ class Repairs:
                     what = AVERAGED if mean else SUMMED
                     amend = Amend(site.node, what, written, axes=tuple(axes), turns=self._turns(site))
                     yield Repair(site.node, "reduced", text, healed, site.place, scales, written, amend=amend)
+
+    def _regrouped(self, site: Spot) -> Iterator[Repair]:
+        """Reduced over other axes of the mesh than the program says."""
+        rank, node = self._ran(site)
+        group, reduce = self.joint.match_of(rank, node).group, node.kwargs.get("reduce")
+        grid = Grid(self.mesh, tuple(range(self.mesh.size)))
+        now = next((axes for axes in self.sums if set(grid.lanes_over(axes, rank)) == set(group)), None)
+        if now is None or reduce not in REDUCTIONS:
+            return
+        for axes in (axes for axes in self.sums if axes != now):
+            edit = self._over(site, grid, axes, str(reduce))
+            healed = None if edit is None or self.late() else self.heals(edit)
+            if healed is not None:
+                here, meant = (" and ".join(self.mesh.names[axis] for axis in each) for each in (now, axes))
+                text = f"it is reduced over {here} here, where {meant} is meant"
+                amend = Amend(site.node, REGROUPED, site.node in self.written, axes=axes, turns=self._turns(site))
+                kind = "regrouped, wider" if set(axes) > set(now) else "regrouped"
+                yield Repair(site.node, kind, text, healed, site.place, amend=amend)
+
+    def _over(self, site: Spot, grid: Grid, axes: Sequence[int], reduce: str) -> Edit | None:
+        """The reduction over some axes; None where ranks that it needs have nothing for it."""
+        edit = {}
+        for turn in site.turns:
+            for rank, value in turn.items():
+                lanes = grid.lanes_over(axes, rank)
+                if any(lane not in turn or turn[lane].shape != value.shape for lane in lanes):
+                    return None
+                given = [(lane, next(self.rerun.makers[lane, turn[lane]].operands())) for lane in lanes]
+                edit[rank, value] = _reduction(given, reduce)
+        return edit
 
     def _sum(self, site: Spot, axes: Sequence[int], mean: bool = False) -> Edit | None:
         """None where all ranks have the same, or some of them nothing."""
@@ -399,6 +433,10 @@ def _times(at: At, factor: float) -> Change:
 def _summed(ats: Sequence[At], count: int) -> Change:
     keys = [Made(at) for at in ats]
     return Change(keys, lambda get: sum((get(key) for key in keys[1:]), get(keys[0])) / count)
+
+
+def _reduction(given: Sequence[At], reduce: str) -> Change:
+    return Change(given, lambda get: REDUCTIONS[reduce]([get(at) for at in given]))
 
 
 def _kept(at: At, reduction: Node) -> Change:

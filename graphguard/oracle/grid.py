@@ -12,7 +12,7 @@ import torch
 from graphguard.graph.ir import Mesh
 from graphguard.graph.placement import Partial, Placements, Spans, candidates, spans_of
 
-_REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
     "sum": lambda tensors: fold(torch.add, tensors),
     "avg": lambda tensors: _total(tensors) / len(tensors),
     "max": lambda tensors: fold(torch.maximum, tensors),
@@ -60,7 +60,7 @@ class Grid:
                 groups = [[tensors[other] for other in self.lanes_along(axis, lane)] for lane in range(len(tensors))]
                 if any(len({tensor.shape for tensor in group}) > 1 for group in groups):
                     return None
-                tensors = [_REDUCTIONS[placement.reduce](group) for group in groups]
+                tensors = [REDUCTIONS[placement.reduce](group) for group in groups]
         return tensors
 
 
