@@ -294,7 +294,7 @@ def test_inputs_that_are_no_dict_are_an_error():
 def test_a_program_that_catches_our_error_still_fails():
     def function(x, i):
         try:
-            scale = x.sum().item()  # here
+            scale = int(x.sum().item())  # here
         except Exception:
             scale = 1.0
         return x * scale

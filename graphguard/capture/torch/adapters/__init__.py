@@ -32,6 +32,7 @@ from graphguard.capture.torch.adapters.versions import check_version, warn_of_ve
 from graphguard.capture.torch.escapes.detours import close_detours
 from graphguard.capture.torch.escapes.device import present_devices
 from graphguard.capture.torch.escapes.memory import close_memory
+from graphguard.capture.torch.escapes.numbers import leave_numbers_unread
 from graphguard.capture.torch.escapes.processes import watch_processes
 from graphguard.capture.torch.escapes.text import guard_text
 from graphguard.capture.torch.world.waits import watch_waits
@@ -51,6 +52,7 @@ def adjust(recorder: Recorder, holders: Holders, objects: ObjectExchange | None 
     close_detours(recorder)
     present_devices(recorder)
     guard_text(recorder)
+    leave_numbers_unread(recorder)
     watch_processes(recorder, holders)
     data.initialise_without_data(recorder, holders)
     devices.pretend_devices()

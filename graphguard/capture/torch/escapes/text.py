@@ -10,6 +10,7 @@ import linecache
 import logging
 import os
 import sys
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def guard_text(recorder: Recorder) -> None:
         if constant is not None:
             with _disable_current_modes():
                 return plain[method](constant, *args)  # type: ignore[no-any-return]
-        if _only_shown(frame):
+        if is_only_shown(frame):
             return f"tensor(..., size={tuple(self.shape)}, dtype={self.dtype})"
         recorder.locate()
         raise recorder.failed(CaptureError(
@@ -89,17 +90,19 @@ def _asking() -> FrameType | None:
     return frame
 
 
-def _only_shown(frame: FrameType) -> bool:
+def is_only_shown(frame: FrameType) -> bool:
+    """Whether text that is made there is printed or logged, and nothing else."""
     if frame.f_code.co_filename.startswith(_LOGGING):
         return True
     if sys.stdout is not sys.stderr:  # the program redirects what it prints
         return False
-    return any(_prints(statement, frame) for statement in _statements(frame.f_code.co_filename, frame.f_lineno))
+    statement = _statement(frame)
+    return statement is not None and _prints(statement, frame)
 
 
 def _prints(statement: ast.stmt, frame: FrameType) -> bool:
     """Whether the statement is a call of the builtin `print`, to the terminal, or of a logger."""
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call) or _keeps_text(statement.value):
         return False
     call, names = statement.value, {**frame.f_globals, **frame.f_locals}
     if isinstance(call.func, ast.Name):
@@ -111,12 +114,44 @@ def _prints(statement: ast.stmt, frame: FrameType) -> bool:
     return call.func.attr in _LEVELS and (owner is logging or isinstance(owner, logging.Logger))
 
 
-def _statements(file: str, line: int) -> list[ast.stmt]:
-    """The innermost statements of a file that the line belongs to: several if they share it, and then none is certain."""
-    around = [node for node in _parsed(file) if node.lineno <= line <= (node.end_lineno or node.lineno)]
-    innermost = max((node.lineno for node in around), default=0)
-    found = [node for node in around if node.lineno == innermost]
-    return found if len(found) == 1 else []
+def _keeps_text(printing: ast.Call) -> bool:
+    """Whether text that is made in a call of `print` may be known elsewhere: it gets a name, or is given to someone else."""
+    inside = [node for node in ast.walk(printing) if node is not printing]
+    given = [argument for node in inside if isinstance(node, ast.Call) and not _is_textual(node) for argument in node.args]
+    return any(isinstance(node, ast.NamedExpr | ast.Await | ast.Yield) for node in inside) or any(
+        _is_text(node) for argument in given for node in ast.walk(argument)
+    )
+
+
+def _is_text(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Mod)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _is_textual(node))
+
+
+def _is_textual(call: ast.Call) -> bool:
+    """Whether a call makes text of what it is given, and no more."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id in ("str", "repr", "format")
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ("format", "join", "ljust", "rjust", "center")
+
+
+def _statement(frame: FrameType) -> ast.stmt | None:
+    """The innermost statement that the frame is in."""
+    line, end_line, column, end_column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if line is None or end_line is None or column is None or end_column is None:
+        return None
+    begin, end = (line, column), (end_line, end_column)
+    around = [node for node in _parsed(frame.f_code.co_filename) if _begin(node) <= begin and end <= _end(node)]
+    return max(around, key=_begin, default=None)
+
+
+def _begin(node: ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.stmt) -> tuple[int, int]:
+    return node.end_lineno or node.lineno, node.end_col_offset or 0
 
 
 @functools.cache
