@@ -43,8 +43,9 @@ def printed(loss):
 
 
 def printed_behind_a_condition(loss):
-    if loss.dim() == 0:
-        print("loss", loss.item())  # noqa: E701 # as scripts have it
+    # fmt: off
+    if loss.dim() == 0: print("loss", loss.item())  # noqa: E701 # as scripts have it
+    # fmt: on
     return loss
 
 
