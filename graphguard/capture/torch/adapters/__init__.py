@@ -78,7 +78,7 @@ def _adjust_for_ranks(recorder: Recorder, holders: Holders, objects: ObjectExcha
     groups.lay_meshes_on_the_cpu(recorder, holders)
     dtensor.distribute_without_data(holders)
     dtensor.take_roots_of_sizes()
-    ddp.adjust_ddp(recorder)
+    ddp.adjust_ddp(recorder, objects)
     fsdp.adjust_fsdp(recorder)
     context.adjust_context_parallel(recorder, holders)
     pipelining.adjust_pipelining(recorder, objects)

@@ -3,20 +3,64 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from graphguard.capture.torch.world.collectives import group_of, meet
+from graphguard.capture.torch.world.collectives import group_of, meet, new_work, work_handle
 from graphguard.errors import CaptureError
 
 if TYPE_CHECKING:
     from graphguard.capture.torch.record.recorder import Recorder
+    from graphguard.capture.torch.world.objects import ObjectExchange
 
 
-def adjust_ddp(recorder: Recorder) -> None:
+_REDUCE = "c10d.allreduce_.default"
+
+
+def _share_use(recorder: Recorder, objects: ObjectExchange) -> None:
+    """With `find_unused_parameters` the ranks add up, with a tensor whose values they read, who uses which parameter: do it
+    with objects."""
+    reduce, construct = recorder.handlers[_REDUCE], DistributedDataParallel.__init__
+    counted: set[int] = set()  # how many parameters models have
+
+    @functools.wraps(construct)
+    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        if self.find_unused_parameters:
+            counted.add(sum(1 for parameter in self.module.parameters() if parameter.requires_grad))
+
+    def reduce_or_share(recorder: Recorder, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (tensor, *_), boxed = args[:2]
+        if tensor.dtype != torch.int32 or tensor.numel() not in counted or _is_called_in_python():
+            return reduce(recorder, info, args, kwargs)
+        group = ProcessGroup.unbox(boxed)
+        used: list[list[int]] = [[]] * group.size()
+        objects.all_gather_object(used, recorder.constant_tensor(tensor).tolist(), group)
+        with recorder.resumed():
+            tensor.copy_(torch.tensor(used).sum(0))
+        return args[0], work_handle(new_work(recorder)).boxed()
+
+    recorder.handlers = {**recorder.handlers, _REDUCE: reduce_or_share}
+    DistributedDataParallel.__init__ = constructed
+
+
+def _is_called_in_python() -> bool:
+    """Whether `dist.all_reduce` is called, rather than the process group by C++."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == c10d.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def adjust_ddp(recorder: Recorder, objects: ObjectExchange) -> None:
     """DDP's own gradient reduction is C++ that needs real devices; its hook for Python gets the same buckets."""
 
     def broadcast_each(group: Any, tensors: list[torch.Tensor], buffer_size: int, src: int = 0) -> None:
@@ -74,3 +118,4 @@ def adjust_ddp(recorder: Recorder) -> None:
     dist._verify_params_across_processes = compare_shapes
     DistributedDataParallel.register_comm_hook = register_own
     DistributedDataParallel._pre_forward = prepare_with_hook
+    _share_use(recorder, objects)

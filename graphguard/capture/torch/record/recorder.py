@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
         self._where: tuple[Source | None, bool] = (None, False)
         from graphguard.capture.torch.world.collectives import HANDLERS
 
-        self._handlers: dict[str, Callable[..., Any]] = HANDLERS
+        self.handlers: dict[str, Callable[..., Any]] = HANDLERS
 
     # ------------------------------------------------------------------ values
     def new_value(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
@@ -196,7 +196,7 @@ class Recorder(TorchDispatchMode):
     def _dispatch(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if info.namespace in _SILENT_NAMESPACES:
             return info.func(*args, **kwargs)
-        handler = self._handlers.get(info.name)
+        handler = self.handlers.get(info.name)
         if handler is not None:
             return handler(self, info, args, kwargs)
         if info.name in _ALIASES:
