@@ -14,7 +14,7 @@ from graphguard.capture.torch.escapes.ambient import Ambient
 from graphguard.capture.torch.lanes.run import NotByClasses
 from graphguard.capture.torch.program import Program, flat_inputs, record_outputs
 from graphguard.capture.torch.record.recorder import Recorder
-from graphguard.capture.torch.relation.inputs import localise
+from graphguard.capture.torch.relation.inputs import is_a_part, localise, upper_bounds
 from graphguard.capture.torch.sources import is_user_file
 from graphguard.capture.torch.subject import Subject
 from graphguard.capture.torch.world import ranks
@@ -29,6 +29,7 @@ def record_sequential(subject: Subject, holders: adapters.Holders, ambient: Ambi
     recorder = Recorder(Graph("sequential"), use_cache=use_cache, opaque=subject.opaque or ())
     adapters.adjust(recorder, holders)
     ambient.vary(holders)
+    recorder.below = upper_bounds(subject.inputs)
     inputs = {name: recorder.tensor_input(name, spec.shape, spec.dtype) for name, spec in subject.inputs.items()}
     return record(subject.sequential, recorder, inputs, None, "the sequential program")
 
@@ -45,9 +46,7 @@ def record_rank(
     local = local_inputs(subject, subject.mesh.coordinate(rank), relation, f"rank {rank}")
     relation.graph.outputs = {name: relation.value(tensor) for name, tensor in flat_inputs(local).items()}
     prune(relation.graph)
-    fresh = fresh_inputs(recorder, local)
-    if subject.local_inputs is not None:
-        subject.distributed.check(list(fresh))
+    fresh = fresh_inputs(subject, recorder, local)
     return [relation.graph, record(subject.distributed, recorder, fresh, mesh, f"rank {rank}")]
 
 
@@ -78,7 +77,7 @@ def local_inputs(subject: Subject, coordinate: dict[str, Any], relation: Recorde
     return _guarded(trace, relation, f"the input relation of {who}")  # type: ignore[no-any-return]
 
 
-def fresh_inputs(recorder: Recorder, local: dict[str, Any]) -> dict[str, Any]:
+def fresh_inputs(subject: Subject, recorder: Recorder, local: dict[str, Any]) -> dict[str, Any]:
     """New, contiguous tensors of the local inputs' shapes; what is not a tensor stays."""
     names = iter(flat_inputs(local))
 
@@ -87,7 +86,14 @@ def fresh_inputs(recorder: Recorder, local: dict[str, Any]) -> dict[str, Any]:
             return leaf
         return recorder.tensor_input(next(names), leaf.shape, leaf.dtype)
 
-    return pytree.tree_map(fresh, local)  # type: ignore[no-any-return]
+    found: dict[str, Any] = pytree.tree_map(fresh, local)
+    if subject.local_inputs is not None:
+        subject.distributed.check(list(found))
+    else:
+        recorder.below = upper_bounds(
+            {name: spec for name, spec in subject.inputs.items() if is_a_part(name, spec, subject.mesh)}
+        )
+    return found
 
 
 def record(program: Program, recorder: Recorder, inputs: dict[str, Any], mesh: Any, who: str) -> Graph:

@@ -81,9 +81,7 @@ def _recorded(
     local = local_inputs(subject, coordinate, relation, who)
     relation.graph.outputs = {name: relation.value(tensor) for name, tensor in flat_inputs(local).items()}
     prune(relation.graph)
-    fresh = fresh_inputs(recorder, local)
-    if subject.local_inputs is not None:
-        subject.distributed.check(list(fresh))
+    fresh = fresh_inputs(subject, recorder, local)
     record(subject.distributed, recorder, fresh, mesh, who)
     ambient.finish()
     if graph.findings:

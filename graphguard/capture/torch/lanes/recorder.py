@@ -119,7 +119,7 @@ class LaneRecorder(Recorder):
             return super()._dispatch(info, plain, kwargs)
         call = Invocation(info, plain, kwargs, self.aliases)
         call.encoded = tuple(vectors.get(place, arg) for place, arg in enumerate(call.encoded))  # type: ignore[misc]
-        return self._record(call)
+        return self.record(call)
 
     def _require_one_length(self, info: Operator, args: tuple[Any, ...]) -> None:
         end = _RANGES[info.name]

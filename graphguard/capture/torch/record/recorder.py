@@ -17,6 +17,7 @@ from graphguard.aten.kernels import Kernels, constant_of, tensors_in
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.torch.escapes.device import is_meta
 from graphguard.capture.torch.escapes.memory import address_of
+from graphguard.capture.torch.record import counts
 from graphguard.capture.torch.record.aliasing import AliasTable, Cell
 from graphguard.capture.torch.record.bodies import NotTraced, require_declared, trace_body
 from graphguard.capture.torch.record.constants import ConstantFolder, NotConstant
@@ -61,6 +62,7 @@ class Recorder(TorchDispatchMode):
         self.races = RaceDetector(graph)
         self.random_state = RandomState()
         self.assumptions: dict[str, None] = {}
+        self.below: dict[str, int] = {}  # by whole-number input that is stated not to be negative, what it is below
         self.failure: CaptureError | None = None  # the first one, kept in case the program catches it
         self.is_program = False  # whether a rank's program runs, which may communicate, as its input relation may not
         self.next_work = 0
@@ -75,7 +77,7 @@ class Recorder(TorchDispatchMode):
         self._where: tuple[Source | None, bool] = (None, False)
         from graphguard.capture.torch.world.collectives import HANDLERS
 
-        self.handlers: dict[str, Callable[..., Any]] = HANDLERS
+        self.handlers: dict[str, Callable[..., Any]] = {**HANDLERS, **counts.HANDLERS}
 
     # ------------------------------------------------------------------ values
     def new_value(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
@@ -218,9 +220,9 @@ class Recorder(TorchDispatchMode):
             except NotTraced as reason:
                 name = f"{info.namespace}::{info.func._schema.name.split('::')[1]}"
                 self.assume(f"{name} is taken to be a function of its operands alone; it is not looked into: {reason}")
-        return self._record(Invocation(info, args, kwargs, self.aliases))
+        return self.record(Invocation(info, args, kwargs, self.aliases))
 
-    def _record(self, call: Invocation) -> Any:
+    def record(self, call: Invocation) -> Any:
         info = call.info
         if info.dynamic and _shape_depends_on_data(call):
             result = self._known_shape(call)

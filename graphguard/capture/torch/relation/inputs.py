@@ -180,3 +180,18 @@ def chunk(tensor: torch.Tensor, dim: int, index: int, count: int) -> torch.Tenso
 def bounds_of(inputs: Mapping[str, Input]) -> dict[str, Bounds]:
     """The stated bounds of all inputs."""
     return {name: (spec.low, spec.high) for name, spec in inputs.items()}
+
+
+def upper_bounds(inputs: Mapping[str, Input]) -> dict[str, int]:
+    """Of inputs of whole numbers that are stated not to be negative, what they are below."""
+    return {
+        name: math.ceil(spec.high)
+        for name, spec in inputs.items()
+        if spec.low is not None and spec.low >= 0 and spec.high is not None and not spec.dtype.is_floating_point
+    }
+
+
+def is_a_part(name: str, spec: Input, mesh: Mesh) -> bool:
+    """Whether a rank's input holds elements of the whole one, and nothing else."""
+    placements = placements_by_axis(name, spec.placement, mesh).values()
+    return spec.local is None and not any(isinstance(placement, own.Partial) for placement in placements)
