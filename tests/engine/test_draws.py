@@ -49,6 +49,38 @@ def test_different_masks_for_a_whole_tensor_are_not_proved():
     assert found == "random numbers that differ along tp, of a tensor that is whole there"
 
 
+def drawn_weight(x, w):
+    torch.manual_seed(0)
+    return x @ (w + torch.randn(w.shape))
+
+
+def weight_of(source, sent=True):
+    """Each rank draws a weight of its own, and then has that of one rank."""
+
+    def program(x, w):
+        torch.manual_seed(dist.get_rank())
+        drawn = torch.randn(w.shape)
+        if sent:
+            dist.broadcast(drawn, src=source)
+        return x @ (w + drawn)
+
+    return program
+
+
+def test_a_weight_that_rank_0_sends_to_all_is_the_sequential_one():
+    report = gg.verify(drawn_weight, weight_of(0), **WHOLE, outputs={"out": Replicate()})
+    assert report.verdict == "verified"
+    assert any(
+        line.endswith("those of rank 0 are the sequential ones, and others are drawn apart") for line in report.assumptions
+    )
+
+
+def test_weights_that_are_not_sent_or_are_those_of_another_rank_are_not_proved():
+    for program in (weight_of(0, sent=False), weight_of(1)):
+        found = reason(gg.verify(drawn_weight, program, **WHOLE))
+        assert found == "random numbers that differ along tp, of a tensor that is whole there"
+
+
 def test_a_state_that_is_used_twice_gives_the_same_numbers_twice():
     def overlapping(x, w):
         torch.manual_seed(dist.get_rank())

@@ -6,6 +6,9 @@ same parameters. Where a rank's tensor has the whole shape, all ranks must have 
 has a part of one dim, the ranks of different parts must have drawn from different states, and those of equal parts from one;
 the parts are taken in the order of the mesh. No state may be used for two parts, or twice: the numbers would be the same ones.
 Then the ranks' numbers, put together, are as good a draw as the sequential one, and they are described as its tiles.
+
+Ranks that are described one by one may draw a whole tensor from different states, as they do where rank 0 then sends its own to
+all: those of the first rank's state stand for the sequential draw, and each other state gives numbers that nothing is known of.
 """
 
 from __future__ import annotations
@@ -31,10 +34,16 @@ _ALIKE = {
 _ZERO_OR_ONE = {"aten.bernoulli_.float", "aten.bernoulli.p", "aten.native_dropout.default"}
 
 
-class Tile(NamedTuple):
-    """A part of the n-th draw, of all of it if dim is None. start: of a class of ranks, one number per lane."""
+Number = int | tuple[int, int]
+Part = tuple[Number, int]  # of which draw, and where it begins
 
-    number: int
+
+class Tile(NamedTuple):
+    """A part of the n-th draw, of all of it if dim is None. start: of a class of ranks, one number per lane.
+
+    number: with a second one where a rank has numbers of its own, that stand for nothing."""
+
+    number: Number
     whole: tuple[int, ...]
     dim: int | None = None
     start: Lane = 0
@@ -64,27 +73,52 @@ def matched(sequential: Graph, world: World) -> Draws:
     theirs = [_nodes(each.graph) for each in world.classes]
     if not mine or any([_call(node) for node in nodes] != [_call(node) for node in mine] for nodes in theirs):
         return found
-    used: dict[str, tuple[int, int]] = {}  # by state, the draw and the start of the part
+    used: dict[str, Part] = {}  # by state
     for number, node in enumerate(mine):
         whole = drawn(node).shape
         found.tiles[drawn(node)] = Tile(number, whole)
         there = [drawn(nodes[number]) for nodes in theirs]
         states = _states(world, there)
-        split = _split(world.mesh, whole, [tensor.shape for tensor in there], states)
-        if isinstance(split, str):
-            found.reasons |= dict.fromkeys(there, split)
+        meant = _meant(world, number, whole, there, states)
+        if isinstance(meant, str):
+            found.reasons |= dict.fromkeys(there, meant)
             continue
-        axes, dim = split
-        size = 0 if dim is None else there[0].shape[dim]
-        starts = [_place(world.mesh, rank, axes) * size for rank in range(world.mesh.size)]
-        if any(used.setdefault(state, (number, start)) != (number, start) for state, start in zip(states, starts, strict=True)):
+        if any(used.setdefault(state, part) != part for state, part in zip(states, meant.parts, strict=True)):
             found.reasons |= dict.fromkeys(there, "random numbers that are drawn a second time from the same state")
             continue
         for each, tensor in zip(world.classes, there, strict=True):
-            found.tiles[tensor] = Tile(number, whole, dim, collapse(np.array(starts, dtype=np.int64)[each.ranks]))
-        how = f"each rank's are a part along {' and '.join(axes)}" if axes else "all ranks draw the same"
-        found.assumptions.append(f"random numbers at {node.source} are any numbers: {how}")
+            starts = np.array([meant.parts[rank][1] for rank in each.members], dtype=np.int64)
+            found.tiles[tensor] = Tile(meant.parts[each.members[0]][0], whole, meant.dim, collapse(starts))
+        found.assumptions.append(f"random numbers at {node.source} are any numbers: {meant.words}")
     return found
+
+
+class _Meant(NamedTuple):
+    """By rank, the number of the draw and where its part begins, along a dim; and that in words."""
+
+    parts: list[Part]
+    dim: int | None
+    words: str
+
+
+def _meant(world: World, number: int, whole: tuple[int, ...], there: Sequence[Tensor], states: Sequence[str]) -> _Meant | str:
+    """What the ranks' numbers stand for; or why for nothing."""
+    split = _split(world.mesh, whole, [tensor.shape for tensor in there], states)
+    if not isinstance(split, str):
+        axes, dim = split
+        size = 0 if dim is None else there[0].shape[dim]
+        words = f"each rank's are a part along {' and '.join(axes)}" if axes else "all ranks draw the same"
+        return _Meant([(number, _place(world.mesh, rank, axes) * size) for rank in range(world.mesh.size)], dim, words)
+    if not _may_differ(world, whole, there):
+        return split
+    kinds = list(dict.fromkeys(states))
+    parts: list[Part] = [(number if state == states[0] else (number, kinds.index(state)), 0) for state in states]
+    return _Meant(parts, None, "those of rank 0 are the sequential ones, and others are drawn apart")
+
+
+def _may_differ(world: World, whole: tuple[int, ...], tensors: Sequence[Tensor]) -> bool:
+    """Whether ranks may have whole tensors of their own: each is described by itself."""
+    return all(each.lanes == 1 for each in world.classes) and all(tensor.shape == whole for tensor in tensors)
 
 
 def _states(world: World, tensors: Sequence[Tensor]) -> list[str]:
