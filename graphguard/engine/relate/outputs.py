@@ -229,7 +229,7 @@ def tile_of(table: Table, whole: Value, part: Value) -> list[Lane] | None:
                     cutout = cut(table, cutout, dim, start, collapse(start + part.shape[dim]))
             except Undescribed:
                 continue
-            if same(folded(table, cutout), part):
+            if same(folded(table, cutout), folded(table, part)):
                 return starts
     return None
 

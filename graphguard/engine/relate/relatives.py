@@ -36,7 +36,7 @@ class Relatives:
 
     def alike(self, value: Value) -> list[Tensor]:
         """Tensors that a value may be a part or a multiple of."""
-        return [tensor for tensor, _ in self._few(value)]
+        return [tensor for tensor, _ in self._few(opened(self.table, value))]
 
     def relation(self, stream: RankClass, value: Described | None) -> Tensor | None:
         """The tensor that a rank's value is related to."""
@@ -45,8 +45,9 @@ class Relatives:
         if is_plain(value):
             return NOTHING
         for total in self._totals(stream, value):
-            for tensor, whole in self._few(total):
-                if tile_of(self.table, whole, scale(total, _lead(whole) / _lead(total))) is not None:
+            plain = opened(self.table, total)
+            for tensor, whole in self._few(plain):
+                if tile_of(self.table, whole, scale(plain, _lead(whole) / _lead(plain))) is not None:
                     return tensor
         return None
 
@@ -94,17 +95,18 @@ def _index(table: Table, environment: Environment, parts: bool = False) -> dict[
     found: dict[Hashable, list[tuple[Tensor, Value]]] = defaultdict(list)
     for tensor, value in environment.items():
         if isinstance(value, Value):
-            found[_key(value)].append((tensor, value))
-            if parts:
-                for part in _summands(table, value):
+            plain = opened(table, value)
+            found[_key(plain)].append((tensor, plain))
+            if parts and len(plain.terms) > 1:
+                for term in plain.terms:
+                    part = Value(value.shape, (term,))
                     found[_key(part)].append((tensor, part))
     return found
 
 
-def _summands(table: Table, value: Value) -> Iterator[Value]:
-    terms = list(value.terms)
-    if len(terms) == 1 and len(terms[0].factors) == 1 and terms[0].factors[0].atom.kind == "lin":
-        terms = list(written_out(table, terms[0], terms[0].factors[0].atom))
-    if len(terms) > 1:
-        for term in terms:
-            yield Value(value.shape, (term,))
+def opened(table: Table, value: Value) -> Value:
+    """A sum that has a name of its own, as its summands: sums of parts have other names than those of all."""
+    term = value.terms[0] if len(value.terms) == 1 and len(value.terms[0].factors) == 1 else None
+    if term is None or term.factors[0].atom.kind != "lin" or term.factors[0].power != 1:
+        return value
+    return Value(value.shape, tuple(written_out(table, term, term.factors[0].atom)))
