@@ -6,6 +6,7 @@ result is not what the sequential program has. Nothing of GraphGuard's proof is 
 
 import os
 import pickle
+import sys
 import tempfile
 import traceback
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 TOLERANCE = 1e-4  # of the largest element; programs compute in float32
@@ -103,7 +105,7 @@ def run_rank(distributed, step, mesh, inputs, full, parameters):
     model = distributed(device_mesh)
     cuts = {}
     with torch.no_grad():
-        for name, parameter in (getattr(model, "module", None) or model).named_parameters():
+        for name, parameter in model.named_parameters():
             cuts[f"grads.{name}"] = load(parameter, parameters[name])
     return {path: (tensor, cuts.get(path, Whole())) for path, tensor in flat(step(model, **mine)).items()}
 
@@ -164,6 +166,24 @@ def plain(leaf):
 
 
 # ---------------------------------------------------------------------- processes
+class OnTheCpu(TorchFunctionMode):
+    """megatron-core makes tensors on a GPU. There is none here, and they are made on the CPU; the library stays as it is."""
+
+    def __enter__(self):
+        torch.cuda.current_device = lambda: torch.device("cpu")
+        torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda *args, **given: torch.get_rng_state()
+        utilities = sys.modules.get("megatron.core.transformer.moe.moe_utils")
+        if utilities is not None and not hasattr(utilities, "te_general_gemm"):
+            utilities.te_general_gemm = None  # a name that 0.16.1 asks for, and has only with Transformer Engine
+        return super().__enter__()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs = {**kwargs, "device": "cpu"}
+        return function(*args, **kwargs)
+
+
 def processes(size, program):
     """What `program(rank)` returns in each of so many forked processes; a world of one has no process group."""
     with tempfile.TemporaryDirectory() as folder:
@@ -184,7 +204,8 @@ def worker(rank, size, program, folder):
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             store = f"file://{folder}/store"
             dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-        result = program(rank)
+        with OnTheCpu():
+            result = program(rank)
     except Exception:
         result = traceback.format_exc()
     with open(f"{folder}/{rank}", "wb") as file:
