@@ -66,18 +66,19 @@ def draw(spec):
 def compared(path, whole, mine):
     """How much the ranks differ from the whole, and where; None if they do not."""
     worst, where = 0.0, None
-    for tensor, part in mine:
+    for rank, (tensor, part) in enumerate(mine):
         have, want = torch.as_tensor(tensor).double(), part(whole).double()
         if have.shape != want.shape:
             raise ValueError(f"{path} is {tuple(have.shape)} on a rank and {tuple(want.shape)} on one process")
         ratio = ((have - want).abs().max() / want.abs().max().clamp_min(1e-12)).item() if want.numel() else 0.0
         if ratio > max(worst, TOLERANCE):
-            worst, where = ratio, (want, (have - want).abs().argmax())
+            worst, where = ratio, (rank, want, (have - want).abs().argmax())
     if where is None:
         return None
-    want, at = where
+    who, want, at = where
     element = torch.unravel_index(at, want.shape)
-    got = {rank: tensor.double()[element].item() for rank, (tensor, _) in enumerate(mine) if tensor.shape == want.shape}
+    same = [rank for rank, (_, part) in enumerate(mine) if rank == who or isinstance(part, Whole)]  # others have other parts
+    got = {rank: mine[rank][0].double()[element].item() for rank in same}
     return worst, Difference(path, [int(index) for index in element], want[element].item(), got)
 
 

@@ -25,11 +25,11 @@ PLAIN = {
 }  # fmt: skip
 
 
-def build(model, tp=1, cp=1, **options):
+def build(model, tp=1, cp=1, kind=TransformerConfig, **options):
     """`model(config)` on this rank, in the library's gradient buffers."""
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp, context_parallel_size=cp)
     model_parallel_cuda_manual_seed(1)
-    config = TransformerConfig(tensor_model_parallel_size=tp, context_parallel_size=cp, **{**PLAIN, **options})
+    config = kind(tensor_model_parallel_size=tp, context_parallel_size=cp, **{**PLAIN, **options})
     config.finalize_model_grads_func = finalize
     return DistributedDataParallel(config, DistributedDataParallelConfig(), model(config))
 
