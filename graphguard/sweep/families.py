@@ -1,0 +1,112 @@
+"""transformers: every model family that ships a tensor-parallel plan, as a small model with that plan."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphguard.api import Input, train_step, verify_model
+from graphguard.report.report import Report
+from graphguard.sweep.candidate import Candidate
+
+_VOCABULARY, _BATCH, _SEQUENCE = 32, 2, 8
+# What a configuration has of these is made small. Sizes differ where that finds mistakes: a dim that is another one's by chance.
+_SMALL: dict[str, Any] = {
+    "vocab_size": _VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8,
+    "max_position_embeddings": 64, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 8, "num_experts": 2, "n_routed_experts": 2, "num_local_experts": 2,
+    "moe_num_experts": 2, "num_experts_per_tok": 2, "moe_k": 2, "top_k": 2, "n_shared_experts": 1, "num_shared_experts": 1,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "decoder_sparse_step": 1,
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+    "attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    "use_cache": False, "pad_token_id": None,
+}  # fmt: skip
+# Options that change which gradients are whole, where a family has them and leaves them off.
+_OPTIONS = ("use_qk_norm", "qk_layernorm", "attention_bias", "mlp_bias", "use_bias", "tie_word_embeddings")
+
+
+def candidates(sizes: tuple[int, ...], options: bool) -> Iterator[Candidate]:
+    """Each family at each size; if so asked, once more with each option."""
+    for config in configurations():
+        family = config.__module__.split(".")[2]
+        title = f"{family}: {config.__name__}"
+        offered = [name for name in _OPTIONS if getattr(config, name, None) is False]
+        for tp in sizes:
+            yield Candidate(title, {"tp": tp}, partial(_verify, config, tp, {}))
+            for name in offered if options else ():
+                yield Candidate(f"{title}, {name}", {"tp": tp}, partial(_verify, config, tp, {name: True}))
+
+
+def configurations() -> Iterable[type]:
+    """The configuration classes that have a plan of their own."""
+    models = importlib.import_module("transformers.models")
+    for family in sorted(module.name for module in pkgutil.iter_modules(models.__path__)):
+        try:
+            module = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
+        except ModuleNotFoundError:
+            continue  # a folder of tokenizers, or of tools
+        for name, kind in sorted(vars(module).items()):
+            if isinstance(kind, type) and kind.__module__ == module.__name__ and vars(kind).get("base_model_tp_plan"):
+                assert name == kind.__name__
+                yield kind
+
+
+def model_of(config: type) -> type:
+    """The model with a language head, or else the one without, of this configuration."""
+    name = config.__module__.replace(".configuration_", ".modeling_")
+    module = importlib.import_module(name)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and getattr(kind, "config_class", None) is config]
+    for ending in ("ForCausalLM", "TextModel", "Model"):
+        for kind in kinds:
+            if kind.__name__.endswith(ending) and not kind.__name__.endswith("PreTrainedModel"):
+                return kind
+    raise LookupError(f"{module.__name__} has no model of {config.__name__} alone")
+
+
+def small(config: Any, tp: int, options: Mapping[str, Any]) -> Any:
+    """A small configuration: what the class has of the sizes above, with as many heads as ranks need."""
+    defaults = config()
+    sizes = {name: value for name, value in _SMALL.items() if getattr(defaults, name, None) is not None or name == "pad_token_id"}
+    heads = {"num_attention_heads": max(4, tp), "num_key_value_heads": max(2, tp)}
+    sizes |= {name: value for name, value in heads.items() if hasattr(defaults, name)}
+    if "head_dim" not in sizes:
+        sizes["hidden_size"] = 8 * sizes.get("num_attention_heads", 4)
+    made = config(**{**sizes, **options})
+    made._experts_implementation = "batched_mm"  # each token by its experts, without counting tokens
+    return made
+
+
+def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    if type(model).__name__.endswith("ForCausalLM"):
+        loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
+        return loss
+    hidden: torch.Tensor = model(input_ids=ids).last_hidden_state
+    return hidden.square().mean()
+
+
+def _verify(config: type, tp: int, options: Mapping[str, Any]) -> Report:
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    kind: Any = model_of(config)
+    small(config, tp, options)  # what it raises is told before anything is captured
+
+    def build() -> Any:
+        return kind(small(config, tp, options))
+
+    def distributed(mesh: Any) -> Any:
+        model = apply_tensor_parallelism(built := build(), mesh["tp"], dict(built.tp_plan))
+        model.tie_weights()  # as the library does once weights are loaded
+        return model
+
+    return verify_model(
+        sequential=build,
+        distributed=distributed,
+        step=train_step(_loss),
+        mesh={"tp": tp},
+        inputs={"ids": Input((_BATCH, _SEQUENCE), dtype=torch.int64, low=0, high=_VOCABULARY)},
+    )
