@@ -14,17 +14,20 @@ from graphguard.api import Input, train_step, verify_model
 from graphguard.report.report import Report
 from graphguard.sweep.candidate import Candidate
 
-_VOCABULARY, _BATCH, _SEQUENCE = 32, 2, 8
-# What a configuration has of these is made small. Sizes differ where that finds mistakes: a dim that is another one's by chance.
+_VOCABULARY, _BATCH, _SEQUENCE, _HEADS, _HEAD = 32, 2, 8, 4, 8
+# What a configuration has of these is made small.
 _SMALL: dict[str, Any] = {
-    "vocab_size": _VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8,
-    "max_position_embeddings": 64, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
-    "moe_shared_expert_intermediate_size": 8, "num_experts": 2, "n_routed_experts": 2, "num_local_experts": 2,
-    "moe_num_experts": 2, "num_experts_per_tok": 2, "moe_k": 2, "top_k": 2, "n_shared_experts": 1, "num_shared_experts": 1,
+    "vocab_size": _VOCABULARY, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": _HEAD, "max_position_embeddings": 64,
+    "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "moe_shared_expert_intermediate_size": 8,
+    "num_experts": 2, "n_routed_experts": 2, "num_local_experts": 2, "moe_num_experts": 2,
+    "num_experts_per_tok": 2, "moe_k": 2, "top_k": 2, "moe_topk": 2, "n_shared_experts": 1, "num_shared_experts": 1,
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "decoder_sparse_step": 1,
-    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-    "attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-    "use_cache": False, "pad_token_id": None,
+    "qk_rope_head_dim": _HEAD, "qk_nope_head_dim": 4, "v_head_dim": _HEAD, "use_cache": False,
+}  # fmt: skip
+# The same, where a configuration has them and they are not None: None says that there is no such part.
+_SMALL_IF_ANY: dict[str, Any] = {
+    "q_lora_rank": 8, "kv_lora_rank": 8, "pad_token_id": 0, "attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 # Options that change which gradients are whole, where a family has them and leaves them off.
 _OPTIONS = ("use_qk_norm", "qk_layernorm", "attention_bias", "mlp_bias", "use_bias", "tie_word_embeddings")
@@ -69,16 +72,29 @@ def model_of(config: type) -> type:
 
 
 def small(config: Any, tp: int, options: Mapping[str, Any]) -> Any:
-    """A small configuration: what the class has of the sizes above, with as many heads as ranks need."""
-    defaults = config()
-    sizes = {name: value for name, value in _SMALL.items() if getattr(defaults, name, None) is not None or name == "pad_token_id"}
-    heads = {"num_attention_heads": max(4, tp), "num_key_value_heads": max(2, tp)}
-    sizes |= {name: value for name, value in heads.items() if hasattr(defaults, name)}
-    if "head_dim" not in sizes:
-        sizes["hidden_size"] = 8 * sizes.get("num_attention_heads", 4)
-    made = config(**{**sizes, **options})
+    """A small configuration, with as many heads as ranks need, and fewer keys than heads where the family allows it."""
+    heads, fields = max(_HEADS, tp), config().to_dict()
+    sizes = {name: value for name, value in _SMALL.items() if name in fields}
+    sizes |= {name: value for name, value in _SMALL_IF_ANY.items() if fields.get(name) is not None}
+    sizes = {name: [value] * len(fields[name]) if isinstance(fields.get(name), list) else value for name, value in sizes.items()}
+    sizes |= {"hidden_size": _HEAD * heads, "num_attention_heads": heads}
+    rotary = fields.get("rope_parameters")
+    if isinstance(rotary, dict) and "mrope_section" in rotary:
+        sizes["rope_parameters"] = {**rotary, "mrope_section": [_HEAD // 4, _HEAD // 8, _HEAD // 8]}
+    keys = [max(_HEADS // 2, tp), heads] if "kv_lora_rank" not in fields else [heads]
+    made = _first_that_is_valid(config, [{**sizes, "num_key_value_heads": each, **options} for each in keys])
     made._experts_implementation = "batched_mm"  # each token by its experts, without counting tokens
     return made
+
+
+def _first_that_is_valid(config: Any, attempts: list[dict[str, Any]]) -> Any:
+    for number, given in enumerate(attempts, 1):
+        try:
+            return config(**given)
+        except Exception:
+            if number == len(attempts):
+                raise
+    return None
 
 
 def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -89,7 +105,8 @@ def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return hidden.square().mean()
 
 
-def _verify(config: type, tp: int, options: Mapping[str, Any]) -> Report:
+def given(config: type, tp: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `verify_model` takes for this configuration."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     kind: Any = model_of(config)
@@ -103,10 +120,11 @@ def _verify(config: type, tp: int, options: Mapping[str, Any]) -> Report:
         model.tie_weights()  # as the library does once weights are loaded
         return model
 
-    return verify_model(
-        sequential=build,
-        distributed=distributed,
-        step=train_step(_loss),
-        mesh={"tp": tp},
-        inputs={"ids": Input((_BATCH, _SEQUENCE), dtype=torch.int64, low=0, high=_VOCABULARY)},
-    )
+    ids = Input((_BATCH, _SEQUENCE), dtype=torch.int64, low=0, high=_VOCABULARY)
+    return {
+        "sequential": build, "distributed": distributed, "step": train_step(_loss), "mesh": {"tp": tp}, "inputs": {"ids": ids},
+    }  # fmt: skip
+
+
+def _verify(config: type, tp: int, options: Mapping[str, Any]) -> Report:
+    return verify_model(**given(config, tp, options))

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from graphguard.sweep.ledger import Row
 
-_ORDER = ("refuted", "unproven", "error", "verified")
+_ORDER = ("refuted", "raises", "unproven", "error", "verified")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -26,6 +26,7 @@ def page(rows: Sequence[Row]) -> str:
     versions = sorted({f"{row.library}, torch {row.torch}, GraphGuard {row.graphguard}" for row in rows})
     dates = sorted({row.date for row in rows})
     lines = [f"## {'; '.join(versions)}", "", f"{summary(rows)} Run on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.", ""]
+    lines += ["`raises`: the sequential program runs, and the ranks raise. `error`: the configuration could not be built or run.", ""]
     lines += ["| verdict | configuration | why, and the first line that is named |", "|---|---|---|"]
     for verdict, reason, members in groups(rows):
         places = ", ".join(dict.fromkeys(f"`{row.where}`" for row in members if row.where))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -37,7 +38,7 @@ def main(name: str, sizes: tuple[int, ...], options: bool, only: str, write: Pat
     if write is not None:
         write.with_suffix(".md").write_text(page(rows), encoding="utf-8")
     verdicts = {row.verdict for row in rows}
-    return next((code for verdict, code in (("error", 2), ("refuted", 1), ("unproven", 3)) if verdict in verdicts), 0)
+    return next((code for verdict, code in (("error", 2), ("raises", 2), ("refuted", 1), ("unproven", 3)) if verdict in verdicts), 0)
 
 
 def _library(name: str) -> Library:
@@ -65,12 +66,13 @@ def _row(ledger: Ledger, library: Library, candidate: Candidate, seconds: float)
 
 
 def said(verify: Callable[[], Report]) -> Said:
-    """Verdict, reason and place. What is raised is an error of this configuration, whatever it is."""
+    """Verdict, reason and place. What is raised is an error of this configuration, whatever it is; where a rank raises and the
+    sequential program has run, it is one of the library."""
     try:
         report = verify()
     except Exception as error:
         words = " ".join(str(error).split()) or type(error).__name__
-        return "error", words[:_MOST_WORDS], ""
+        return "raises" if re.match(r"rank \d+ raised ", words) else "error", words[:_MOST_WORDS], ""
     if not report.findings:
         return report.verdict, "", ""
     finding = report.findings[0]
