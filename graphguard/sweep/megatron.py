@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.tensor import Shard
 
 from graphguard.api import Input, train_step, verify_model
 from graphguard.report.report import Report
@@ -186,8 +187,6 @@ def _verify_gpt(size: int, options: Mapping[str, Any], split: bool) -> Report:
 
 
 def _verify_router(axis: str, size: int, options: Mapping[str, Any]) -> Report:
-    from graphguard import Shard
-
     balanced = {"add_bias_linear": False, "num_moe_experts": 4, "moe_router_topk": 2, "moe_router_load_balancing_type": "none", **options}
     tp = size if axis == "tp" else 1
 

@@ -27,11 +27,12 @@ def page(rows: Sequence[Row]) -> str:
     dates = sorted({row.date for row in rows})
     lines = [f"## {'; '.join(versions)}", "", f"{summary(rows)} Run on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.", ""]
     lines += ["`raises`: the sequential program runs, and the ranks raise. `error`: the configuration could not be built or run.", ""]
-    lines += ["| verdict | configuration | why, and the first line that is named |", "|---|---|---|"]
+    lines += ["| verdict | how many | why, and the first lines that are named | configurations |", "|---|--:|---|---|"]
     for verdict, reason, members in groups(rows):
         places = ", ".join(dict.fromkeys(f"`{row.where}`" for row in members if row.where))
-        names = "<br>".join(f"{row.name} ({row.ranks})" for row in members)
-        lines.append(f"| {verdict} | {_cell(names)} | {_cell(reason)}{f'<br>{places}' if places else ''} |")
+        names = (", " if verdict == "verified" else "<br>").join(f"{row.name} ({row.ranks})" for row in members)
+        why = f"{_cell(reason)}<br>{places}" if places else _cell(reason)
+        lines.append(f"| {verdict} | {len(members)} | {why} | {_cell(names)} |")
     return "\n".join(lines) + "\n"
 
 
