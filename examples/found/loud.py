@@ -3,7 +3,6 @@
 The models are those of `graphguard sweep transformers`, the operators those of `graphguard sweep dtensor`: small, and as shipped.
 """
 
-import os
 import re
 
 import real_ranks
@@ -25,6 +24,8 @@ OPERATORS = {
     "group_norm, backward": (lambda x: F.group_norm(x, 2), (4, 8, 6), Shard(0)),
     "rms_norm of split features": (lambda x: F.rms_norm(x, (8,)), (4, 8), Shard(1)),
     "prod, backward": (lambda x: x.prod(0), (4, 8), Shard(0)),
+    "split, backward of one part": (lambda x: x.split(2, 0)[1], (4, 8), Shard(1)),
+    "unbind, backward of one part": (lambda x: x.unbind(1)[2], (4, 8), Shard(0)),
 }
 
 
@@ -59,7 +60,6 @@ def raised(case):
 
 
 if __name__ == "__main__":
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for name in MODELS:
         words = "".join(f" with {option}" for option in OPTIONS.get(name, {}))
         print(f"transformers {name}{words} | {raised(model(name)) or 'runs'}", flush=True)

@@ -128,7 +128,7 @@ class Whole:
 
 
 class Cut:
-    """A slice of one dim, as Megatron's mark says."""
+    """A slice of one dim: what a tensor-parallel rank of Megatron has."""
 
     def __init__(self, dim, number, of):
         self.dim, self.number, self.of = dim, number, of
@@ -143,11 +143,12 @@ def load(parameter, whole):
         parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
         return Whole()
     part = Whole()
-    if getattr(parameter, "tensor_model_parallel", False):
+    if parameter.shape != whole.shape:
         from megatron.core import parallel_state
 
+        (dim,) = (dim for dim, size in enumerate(parameter.shape) if size != whole.shape[dim])
         number, of = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
-        part = Cut(parameter.partition_dim, number, of)
+        part = Cut(dim, number, of)
     parameter.copy_(part(whole))
     return part
 

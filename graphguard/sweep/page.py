@@ -30,7 +30,7 @@ def page(rows: Sequence[Row]) -> str:
     lines += ["| verdict | how many | why, and the first lines that are named | configurations |", "|---|--:|---|---|"]
     for verdict, reason, members in groups(rows):
         places = ", ".join(dict.fromkeys(f"`{row.where}`" for row in members if row.where))
-        names = (", " if verdict == "verified" else "<br>").join(f"{row.name} ({row.ranks})" for row in members)
+        names = ("; " if verdict == "verified" else "<br>").join(f"{row.name} ({row.ranks})" for row in members)
         why = f"{_cell(reason)}<br>{places}" if places else _cell(reason)
         lines.append(f"| {verdict} | {len(members)} | {why} | {_cell(names)} |")
     return "\n".join(lines) + "\n"

@@ -39,6 +39,9 @@ NAMED = {
     "megatron_reduce_of_a_copy": (
         "grad", "the sum over axis tp is missing", "megatron_reduce_of_a_copy.py", "copy_to_tensor_model_parallel_region(y",
     ),
+    "megatron_sinks_in_the_norm": (
+        "squared_norm", "where the sequential program has", "megatron_sinks_in_the_norm.py", "get_main_grads_for_grad_norm(optimizer)",
+    ),
     "torch_loss_parallel": ("grad", "it is not what the sequential program has", "torch_loss_parallel.py", "distillation(*("),
     "transformers_accumulation": (
         "grads.layers.0.self_attn.k_norm.weight", "not what the sequential program has", "tensor_parallel.py",
