@@ -71,7 +71,11 @@ def numbers():
         (README, r"\*\*(\d+ of \d+)\*\* programs are refuted", refuted),
         (README, r"\*\*(\d+ of \d+)\*\* repairs verified", repaired),
         (README, r"first two that the report names in \*\*(\d+)\*\*", named),
-        (README, r"\[(\d+) silent faults\]", re.search(r"^(\d+) silent faults; ", (DOCS / "found.md").read_text(), re.MULTILINE)[1]),
+        (
+            README,
+            r"\[(\d+) silent faults\]",
+            re.search(r"^(\d+) silent faults; ", (DOCS / "found.md").read_text(), re.MULTILINE)[1],
+        ),
         (README, r"([\d,]+) mutants of the proof cases", stated("campaign.md", "mutants")),
         (README, r"([\d,]+) random programs", stated("random.md", "programs")),
         (

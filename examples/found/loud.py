@@ -1,6 +1,7 @@
-"""What is shipped and raises on real ranks, in a forward or a backward that runs on one process. `python examples/found/loud.py`
+"""What is shipped and raises on real ranks, while it runs on one process: `python examples/found/loud.py`.
 
-The models are those of `graphguard sweep transformers`, the operators those of `graphguard sweep dtensor`: small, and as shipped.
+The models are those of `graphguard sweep transformers`, the operators those of `graphguard sweep dtensor`: small, and as
+shipped.
 """
 
 import re

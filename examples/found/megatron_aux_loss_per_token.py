@@ -3,8 +3,8 @@
 Under sequence parallelism each rank routes its own tokens. Its part of the loss is multiplied by its own tokens, and
 finalize_model_grads divides by all of them: the sum over tp ranks is 1/tp of what one rank has.
 
-In training: at tp 8 the balancing of experts has an eighth of the weight that the configuration says, without an error. Repaired
-in NVIDIA/Megatron-LM #5047, which is not in this version.
+In training: at tp 8 the balancing of experts has an eighth of the weight that the configuration says, without an error.
+Repaired in NVIDIA/Megatron-LM #5047, which is not in this version.
 """
 
 import real_ranks

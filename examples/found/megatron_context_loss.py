@@ -1,11 +1,11 @@
 """megatron-core 0.16.1: under context parallelism a masked loss is divided by the tokens of one rank.
 
-A loss function returns the sum over its tokens and their number, as pretrain_gpt.py does. The schedule divides by this number, which
-is that of the rank's part of the sequence, and the gradients are averaged over the ranks: a mean of means. It is the mean over
-the sequence only if every rank has as many tokens that are kept.
+A loss function returns the sum over its tokens and their number, as pretrain_gpt.py does. The schedule divides by this
+number, which is that of the rank's part of the sequence, and the gradients are averaged over the ranks: a mean of means. It
+is the mean over the sequence only if every rank has as many tokens that are kept.
 
-In training: with cp > 1 and without calculate_per_token_loss, tokens weigh more where the rank's part of the sequence has more
-padding or prompt that is masked, without an error. Reported in NVIDIA/Megatron-LM #7452.
+In training: with cp > 1 and without calculate_per_token_loss, tokens weigh more where the rank's part of the sequence has
+more padding or prompt that is masked, without an error. Reported in NVIDIA/Megatron-LM #7452.
 """
 
 import real_ranks

@@ -1,10 +1,10 @@
 """megatron-core 0.16.1: the load-balancing loss of the global batch shrinks with the data-parallel size.
 
-Each replica has its own tokens' part of the loss, with the counts of all replicas: the parts are to be added. The gradients of
-replicas are averaged.
+Each replica has its own tokens' part of the loss, with the counts of all replicas: the parts are to be added. The gradients
+of replicas are averaged.
 
-In training: on 8 replicas the balancing of experts has an eighth of the weight that the configuration says, without an error.
-Reported as NVIDIA/Megatron-LM #3672.
+In training: on 8 replicas the balancing of experts has an eighth of the weight that the configuration says, without an
+error. Reported as NVIDIA/Megatron-LM #3672.
 """
 
 import real_ranks

@@ -1,12 +1,12 @@
 """megatron-core 0.16.1: the sum over tp is lost where the tensor is not contiguous.
 
-`_reduce` in tensor_parallel/mappings.py sums `input_.contiguous()` and returns `input_`. They are one tensor only if it is contiguous;
-else a copy is summed and dropped. It is the backward of copy_to_tensor_model_parallel_region and the forward of
+`_reduce` in tensor_parallel/mappings.py sums `input_.contiguous()` and returns `input_`. They are one tensor only if it is
+contiguous; else a copy is summed and dropped. It is the backward of copy_to_tensor_model_parallel_region and the forward of
 reduce_from_tensor_model_parallel_region. Here the gradient is a part of a wider one.
 
-In training: a layer that uses these functions, and whose gradient is cut or transposed on its way, trains with its own rank's part of
-the gradient, without an error. GraphGuard refuted our repair of megatron_mla_shared_key.py for this reason. The same mistake
-was reported for another library as NovaSky-AI/SkyRL #1886.
+In training: a layer that uses these functions, and whose gradient is cut or transposed on its way, trains with its own
+rank's part of the gradient, without an error. GraphGuard refuted our repair of megatron_mla_shared_key.py for this reason.
+The same mistake was reported for another library as NovaSky-AI/SkyRL #1886.
 """
 
 import real_ranks

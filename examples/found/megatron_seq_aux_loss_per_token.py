@@ -1,10 +1,10 @@
 """megatron-core 0.16.1: with calculate_per_token_loss, the load-balancing loss of sequences depends on the batch of a rank.
 
-The loss is multiplied by the length of a sequence where it should be by all tokens of the rank, and finalize_model_grads divides by
-all tokens: a rank with half the batch counts twice as much.
+The loss is multiplied by the length of a sequence where it should be by all tokens of the rank, and finalize_model_grads
+divides by all tokens: a rank with half the batch counts twice as much.
 
-In training: the weight of the loss grows with the data-parallel size at the same global batch, without an error. Repaired in
-NVIDIA/Megatron-LM #5798, which is not in this version.
+In training: the weight of the loss grows with the data-parallel size at the same global batch, without an error. Repaired
+in NVIDIA/Megatron-LM #5798, which is not in this version.
 """
 
 import real_ranks

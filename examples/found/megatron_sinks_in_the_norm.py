@@ -1,10 +1,11 @@
-"""megatron-core 0.16.1: gradients of learned attention sinks are left out of the norm that clips, but for those of the first rank.
+"""megatron-core 0.16.1: gradients of learned attention sinks are left out of the norm that clips, but for the first rank's.
 
-With softmax_type "learnable" each head has a trained number, and each rank has those of its heads. The parameter is not marked as
-tensor parallel, so that `get_main_grads_for_grad_norm` takes it for a copy that every rank has, and counts the first rank's alone.
+With softmax_type "learnable" each head has a trained number, and each rank has those of its heads. The parameter is not
+marked as tensor parallel, so that `get_main_grads_for_grad_norm` takes it for a copy that every rank has, and counts the
+first rank's alone.
 
-In training: at tp > 1 the norm of all gradients is too small, so they are clipped less than on one rank, and the norm in the logs
-depends on tp, without an error. No public report is known to us.
+In training: at tp > 1 the norm of all gradients is too small, so they are clipped less than on one rank, and the norm in
+the logs depends on tp, without an error. No public report is known to us.
 """
 
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ class Marked(Attention):
 
 
 class Norm(Scheduled):
-    """The square of the norm that the library's optimizers clip by: of the gradients that they choose, summed over the ranks."""
+    """The square of the norm that the library's optimizers clip by, of the gradients that they choose."""
 
     def __call__(self, model, **inputs):
         outputs = super().__call__(model, **inputs)

@@ -1,7 +1,8 @@
 """megatron-core 0.16.1: with calculate_per_token_loss, the router's z loss shrinks with the tensor-parallel size.
 
-Under sequence parallelism each rank routes its own tokens. The z loss is multiplied by a rank's tokens, and finalize_model_grads
-divides by all tokens; its coefficient is divided by the ranks, too. The sum over tp ranks is 1/tp of what one rank has.
+Under sequence parallelism each rank routes its own tokens. The z loss is multiplied by a rank's tokens, and
+finalize_model_grads divides by all tokens; its coefficient is divided by the ranks, too. The sum over tp ranks is 1/tp of
+what one rank has.
 
 In training: at tp 8 the z loss has an eighth of the weight that the configuration says, without an error. Repaired in
 NVIDIA/Megatron-LM #5047, which is not in this version.

@@ -1,7 +1,8 @@
 """The two programs of a check, run for real: one process alone, and one process for each rank, over gloo.
 
-`show(**given)` takes what the check gives `gg.verify_model` or `gg.verify`, draws inputs and parameters, and prints where a rank's
-result is not what the sequential program has. Nothing of GraphGuard's proof is used; only `gg.Input` says how inputs are cut.
+`show(**given)` takes what the check gives `gg.verify_model` or `gg.verify`, draws inputs and parameters, and prints where a
+rank's result is not what the sequential program has. Nothing of GraphGuard's proof is used; only `gg.Input` says how inputs
+are cut.
 """
 
 import os
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -50,7 +52,9 @@ def differences(sequential, distributed, mesh, inputs, step=None, outputs=None, 
     (alone,) = processes(1, lambda rank: run_alone(sequential, step, full))
     expected, parameters = alone
     on_ranks = processes(size, lambda rank: run_rank(distributed, step, mesh, inputs, full, parameters))
-    found = [compared(path, whole, [ranks[path] for ranks in on_ranks]) for path, whole in expected.items() if path not in parts]
+    found = [
+        compared(path, whole, [ranks[path] for ranks in on_ranks]) for path, whole in expected.items() if path not in parts
+    ]
     worst = sorted((each for each in found if each), key=lambda pair: -pair[0])
     return [difference for _, difference in worst]
 
@@ -190,7 +194,7 @@ def processes(size, program):
     """What `program(rank)` returns in each of so many forked processes; a world of one has no process group."""
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(worker, (size, program, folder), nprocs=size, start_method="fork")
-        results = [pickle.load(open(f"{folder}/{rank}", "rb")) for rank in range(size)]
+        results = [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(size)]
     for rank, result in enumerate(results):
         if isinstance(result, str):
             raise RuntimeError(f"rank {rank} of {size} raised:\n{result}")

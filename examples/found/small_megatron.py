@@ -47,9 +47,8 @@ def alone(model, **options):
     return build(model, **options)
 
 
-
 class Scheduled(gg.train_step):
-    """One step of the library's schedule. `loss_func(output, **inputs)` is what a trainer gives it: a loss, or a sum and a count."""
+    """One step of the library's schedule. `loss_fn(output, **inputs)` is what a trainer gives: a loss, or a sum and a count."""
 
     def __call__(self, model, **inputs):
         def forward(data, chunk):

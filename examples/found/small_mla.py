@@ -1,7 +1,8 @@
 """megatron-core's multi-latent attention with its local layers, under tensor parallelism without sequence parallelism.
 
-0.16.1 builds it only where Transformer Engine is installed. Without it the class asks whether a layer is of a class that is none, and hands its
-attention two arguments that the local one does not take: here the class is an empty one, and the attention ignores them.
+0.16.1 builds it only where Transformer Engine is installed. Without it the class asks whether a layer is of a class that is
+none, and hands its attention two arguments that the local one does not take: here the class is an empty one, and the
+attention ignores them.
 """
 
 import torch

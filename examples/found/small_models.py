@@ -1,4 +1,4 @@
-"""Small models of transformers with the library's own tensor-parallel plan, and their train step. Nothing of the library is edited."""
+"""Small models of transformers with the library's own tensor-parallel plan, and their train step. The library is not edited."""
 
 import torch
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism

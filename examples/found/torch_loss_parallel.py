@@ -1,10 +1,10 @@
 """torch 2.13.0: inside of loss_parallel(), the gradient of a log_softmax that no cross entropy follows is wrong.
 
-`loss_parallel` replaces the backward of log_softmax by the identity, since that of its cross entropy has it in itself. Any other use of
-log_softmax gets the identity, too.
+`loss_parallel` replaces the backward of log_softmax by the identity, since that of its cross entropy has it in itself. Any
+other use of log_softmax gets the identity, too.
 
-In training: losses made of log-probabilities (KL divergence, distillation, DPO, label smoothing by hand, z losses) train with wrong
-gradients; forwards are right. Reported as pytorch/pytorch #190746.
+In training: losses made of log-probabilities (KL divergence, distillation, DPO, label smoothing by hand, z losses) train
+with wrong gradients; forwards are right. Reported as pytorch/pytorch #190746.
 """
 
 import real_ranks

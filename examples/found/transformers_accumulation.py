@@ -1,11 +1,11 @@
-"""transformers 5.22.2, gradient accumulation under tp: earlier microbatches count once per rank in the gradients of shared norms.
+"""transformers 5.22.2, accumulation under tp: earlier microbatches count once per rank in the gradients of shared norms.
 
-The style `replicated_with_grad_allreduce` (q_norm and k_norm of qwen3 and of 23 more families) sums `param.grad` over tp in a
-post-accumulate hook. After the second backward, `param.grad` has the first microbatch's gradient, which is summed already: at tp 2
-it counts twice, after three microbatches the first one counts four times.
+The style `replicated_with_grad_allreduce` (q_norm and k_norm of qwen3 and of 23 more families) sums `param.grad` over tp in
+a post-accumulate hook. After the second backward, `param.grad` has the first microbatch's gradient, which is summed
+already: at tp 2 it counts twice, after three microbatches the first one counts four times.
 
-In training: with accumulation of n microbatches on tp ranks, these norms have a gradient in which microbatch i counts tp^(n-1-i)
-times, without an error. No public report is known to us.
+In training: with accumulation of n microbatches on tp ranks, these norms have a gradient in which microbatch i counts
+tp^(n-1-i) times, without an error. No public report is known to us.
 """
 
 import real_ranks

@@ -1,9 +1,10 @@
 """transformers 5.22.2, glm4_moe with use_qk_norm: gradients of the norms of queries and keys are not summed over tp.
 
-GLM-4.5 has `use_qk_norm=True`. Each rank has its own heads, and the norms are shared by all heads; the plan does not name them.
+GLM-4.5 has `use_qk_norm=True`. Each rank has its own heads, and the norms are shared by all heads; the plan does not name
+them.
 
-In training: the copies of q_norm and k_norm on the ranks get different gradients and drift apart, without an error. A checkpoint
-has one rank's copy. No public report is known to us.
+In training: the copies of q_norm and k_norm on the ranks get different gradients and drift apart, without an error. A
+checkpoint has one rank's copy. No public report is known to us.
 """
 
 import real_ranks

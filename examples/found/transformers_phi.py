@@ -1,9 +1,10 @@
 """transformers 5.22.2, phi with qk_layernorm: gradients of the norms of queries and keys are not summed over tp.
 
-Each rank has its own heads, and q_layernorm and k_layernorm (weights and biases) are shared by all heads; the plan does not name them.
+Each rank has its own heads, and q_layernorm and k_layernorm (weights and biases) are shared by all heads; the plan does not
+name them.
 
-In training: the copies on the ranks get different gradients and drift apart, without an error. A checkpoint has one rank's copy.
-No public report is known to us.
+In training: the copies on the ranks get different gradients and drift apart, without an error. A checkpoint has one rank's
+copy. No public report is known to us.
 """
 
 import real_ranks

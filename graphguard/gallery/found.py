@@ -1,6 +1,7 @@
-"""docs/found.md, the page of faults that were found in shipped libraries: what GraphGuard says of each, and what real ranks compute.
+"""docs/found.md, the page of faults that were found in shipped libraries: what GraphGuard says, and what real ranks compute.
 
-`python -m graphguard.gallery.found` runs every check of `examples/found`, and every file of it on real gloo ranks, and writes the page.
+`python -m graphguard.gallery.found` runs every check of `examples/found`, and every file of it on real gloo ranks, and writes
+the page.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ NOT_SHOWN = FOLDER / "NOT_SHOWN.md"
 HEAD = """# Found in libraries
 
 Faults that nobody planted: GraphGuard refuted a train step of a library as it is shipped, and real processes over gloo compute
-the wrong numbers. Nothing raises, and the loss falls. Each file in `examples/found` has a check of the unmodified library, which is
-`refuted`, a check with a small change that is `verified`, and a run on real ranks. Nothing is here that real ranks did not show.
+the wrong numbers. Nothing raises. Each file in `examples/found` has a check of the unmodified library, which is `refuted`, a check
+with a small change that is `verified`, and a run on real ranks. Nothing is here that real ranks did not show.
 
 To repeat one, with its library installed (`pip install -e '.[torch,libraries]'` in a clone):
 
@@ -90,7 +91,8 @@ def silent_line(stem: str, rows: Sequence[GalleryRow], numbers: str) -> str:
     where = f"<br>{Path(file).name}:{line}: `{source_text(file, line)}`" if file else ""
     reports = ", ".join(f"[{repo} #{number}](https://github.com/{repo}/issues/{number})" for repo, number in public(text))
     link = f"[{_cell(what)}](../examples/found/{stem}.py)"
-    return f"| {library} | {link} | {_cell(numbers)} | {_cell(fault.found)}{where.replace('|', '&#124;')} | {reports} | {repair.verdict} |\n"
+    said = _cell(fault.found) + where.replace("|", "&#124;")
+    return f"| {library} | {link} | {_cell(numbers)} | {said} | {reports} | {repair.verdict} |\n"
 
 
 def described(stem: str) -> tuple[str, str, str]:

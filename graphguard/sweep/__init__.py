@@ -1,1 +1,1 @@
-"""Everything that the installed version of a library ships, built small and verified in a train step: a verdict for each configuration."""
+"""Everything that the installed version of a library ships, built small and verified in a train step."""

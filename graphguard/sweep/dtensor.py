@@ -17,42 +17,79 @@ from graphguard.sweep.candidate import Candidate
 Shapes = tuple[tuple[int, ...], ...]
 Operator = Callable[..., torch.Tensor]
 _SQUARE, _ROWS, _IMAGES = ((4, 8),), ((4, 8), (8,)), ((4, 8, 6),)
-# By name: what is computed, and of which shapes. Uneven sizes are these with one more in each dim of the first operand that may.
+# By name: what is computed, and of which shapes.
 OPERATORS: Mapping[str, tuple[Operator, Shapes]] = {
-    "sum": (lambda x: x.sum(), _SQUARE), "sum(0)": (lambda x: x.sum(0), _SQUARE), "mean": (lambda x: x.mean(), _SQUARE),
-    "mean(1)": (lambda x: x.mean(1), _SQUARE), "amax(0)": (lambda x: x.amax(0), _SQUARE), "amin(1)": (lambda x: x.amin(1), _SQUARE),
-    "max": (lambda x: x.max(), _SQUARE), "prod(0)": (lambda x: x.prod(0), _SQUARE), "var(0)": (lambda x: x.var(0), _SQUARE),
-    "std": (lambda x: x.std(), _SQUARE), "norm": (lambda x: x.norm(), _SQUARE),
-    "vector_norm": (torch.linalg.vector_norm, _SQUARE), "vector_norm(1)": (lambda x: torch.linalg.vector_norm(x, 1), _SQUARE),
-    "logsumexp(0)": (lambda x: x.logsumexp(0), _SQUARE), "cumsum(0)": (lambda x: x.cumsum(0), _SQUARE),
-    "softmax(1)": (lambda x: x.softmax(1), _SQUARE), "log_softmax(0)": (lambda x: x.log_softmax(0), _SQUARE),
-    "relu": (torch.relu, _SQUARE), "gelu": (F.gelu, _SQUARE), "silu": (F.silu, _SQUARE), "exp": (torch.exp, _SQUARE),
-    "tanh": (torch.tanh, _SQUARE), "abs": (torch.abs, _SQUARE), "sqrt of squares": (lambda x: (x * x + 1).sqrt(), _SQUARE),
-    "add a number": (lambda x: x + 3, _SQUARE), "times a number": (lambda x: x * 3, _SQUARE), "clamp": (lambda x: x.clamp(min=0), _SQUARE),
-    "add": (torch.add, ((4, 8), (4, 8))), "mul": (torch.mul, ((4, 8), (4, 8))), "mul by rows": (torch.mul, _ROWS),
-    "div": (lambda x, y: x / (y * y + 1), ((4, 8), (4, 8))), "where": (lambda x, y: torch.where(x > 0, x, y), ((4, 8), (4, 8))),
-    "mm": (torch.mm, ((4, 8), (8, 6))), "bmm": (torch.bmm, ((4, 6, 8), (4, 8, 2))), "linear": (F.linear, ((4, 8), (6, 8), (6,))),
-    "addmm": (lambda x, y, z: torch.addmm(z, x, y), ((4, 8), (8, 6), (6,))), "einsum": (
-        lambda x, y: torch.einsum("bi,bj->ij", x, y), ((4, 8), (4, 6))),
-    "t": (lambda x: x.t(), _SQUARE), "transpose": (lambda x: x.transpose(0, 2), _IMAGES), "permute": (lambda x: x.permute(2, 0, 1), _IMAGES),
-    "view": (lambda x: x.view(-1), _SQUARE), "reshape": (lambda x: x.reshape(8, 4), _SQUARE), "unflatten": (
-        lambda x: x.unflatten(1, (2, 4)), _SQUARE), "flatten": (lambda x: x.flatten(1), _IMAGES), "unsqueeze": (
-        lambda x: x.unsqueeze(1), _SQUARE), "expand": (lambda x: x.unsqueeze(0).expand(3, 4, 8), _SQUARE),
-    "cat(0)": (lambda x, y: torch.cat([x, y], 0), ((4, 8), (4, 8))), "cat(1)": (lambda x, y: torch.cat([x, y], 1), ((4, 8), (4, 8))),
-    "stack": (lambda x, y: torch.stack([x, y]), ((4, 8), (4, 8))), "split(0)": (lambda x: x.split(2, 0)[1], _SQUARE),
-    "split(1)": (lambda x: x.split(4, 1)[1], _SQUARE), "chunk(1)": (lambda x: x.chunk(2, 1)[0], _SQUARE), "slice": (lambda x: x[1:3], _SQUARE),
-    "slice of dim 1": (lambda x: x[:, 2:6], _SQUARE), "select": (lambda x: x[1], _SQUARE), "unbind": (lambda x: x.unbind(1)[2], _SQUARE),
-    "flip": (lambda x: x.flip(0), _SQUARE), "roll": (lambda x: x.roll(1, 0), _SQUARE), "tril": (torch.tril, _SQUARE),
-    "pad": (lambda x: F.pad(x, (1, 1)), _SQUARE), "repeat": (lambda x: x.repeat(2, 1), _SQUARE), "layer_norm": (
-        lambda x, w: F.layer_norm(x, (8,), w), _ROWS), "rms_norm": (lambda x, w: F.rms_norm(x, (8,), w), _ROWS),
-    "group_norm": (lambda x: F.group_norm(x, 2), _IMAGES), "cross_entropy": (
-        lambda x: F.cross_entropy(x, _constant(x, torch.tensor([1, 3, 0, 7]))), _SQUARE),
-    "mse_loss": (F.mse_loss, ((4, 8), (4, 8))), "attention": (
-        F.scaled_dot_product_attention, ((2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
-    "embedding": (lambda x: F.embedding(_constant(x, torch.tensor([1, 3, 0, 2])), x), _SQUARE), "index_select": (
-        lambda x: x.index_select(0, _constant(x, torch.tensor([1, 3]))), _SQUARE),
+    "sum": (lambda x: x.sum(), _SQUARE),
+    "sum(0)": (lambda x: x.sum(0), _SQUARE),
+    "mean": (lambda x: x.mean(), _SQUARE),
+    "mean(1)": (lambda x: x.mean(1), _SQUARE),
+    "amax(0)": (lambda x: x.amax(0), _SQUARE),
+    "amin(1)": (lambda x: x.amin(1), _SQUARE),
+    "max": (lambda x: x.max(), _SQUARE),
+    "prod(0)": (lambda x: x.prod(0), _SQUARE),
+    "var(0)": (lambda x: x.var(0), _SQUARE),
+    "std": (lambda x: x.std(), _SQUARE),
+    "norm": (lambda x: x.norm(), _SQUARE),
+    "vector_norm": (torch.linalg.vector_norm, _SQUARE),
+    "vector_norm(1)": (lambda x: torch.linalg.vector_norm(x, 1), _SQUARE),
+    "logsumexp(0)": (lambda x: x.logsumexp(0), _SQUARE),
+    "cumsum(0)": (lambda x: x.cumsum(0), _SQUARE),
+    "softmax(1)": (lambda x: x.softmax(1), _SQUARE),
+    "log_softmax(0)": (lambda x: x.log_softmax(0), _SQUARE),
+    "relu": (torch.relu, _SQUARE),
+    "gelu": (F.gelu, _SQUARE),
+    "silu": (F.silu, _SQUARE),
+    "exp": (torch.exp, _SQUARE),
+    "tanh": (torch.tanh, _SQUARE),
+    "abs": (torch.abs, _SQUARE),
+    "sqrt of squares": (lambda x: (x * x + 1).sqrt(), _SQUARE),
+    "add a number": (lambda x: x + 3, _SQUARE),
+    "times a number": (lambda x: x * 3, _SQUARE),
+    "clamp": (lambda x: x.clamp(min=0), _SQUARE),
+    "add": (torch.add, ((4, 8), (4, 8))),
+    "mul": (torch.mul, ((4, 8), (4, 8))),
+    "mul by rows": (torch.mul, _ROWS),
+    "div": (lambda x, y: x / (y * y + 1), ((4, 8), (4, 8))),
+    "where": (lambda x, y: torch.where(x > 0, x, y), ((4, 8), (4, 8))),
+    "mm": (torch.mm, ((4, 8), (8, 6))),
+    "bmm": (torch.bmm, ((4, 6, 8), (4, 8, 2))),
+    "linear": (F.linear, ((4, 8), (6, 8), (6,))),
+    "addmm": (lambda x, y, z: torch.addmm(z, x, y), ((4, 8), (8, 6), (6,))),
+    "einsum": (lambda x, y: torch.einsum("bi,bj->ij", x, y), ((4, 8), (4, 6))),
+    "t": (lambda x: x.t(), _SQUARE),
+    "transpose": (lambda x: x.transpose(0, 2), _IMAGES),
+    "permute": (lambda x: x.permute(2, 0, 1), _IMAGES),
+    "view": (lambda x: x.view(-1), _SQUARE),
+    "reshape": (lambda x: x.reshape(8, 4), _SQUARE),
+    "unflatten": (lambda x: x.unflatten(1, (2, 4)), _SQUARE),
+    "flatten": (lambda x: x.flatten(1), _IMAGES),
+    "unsqueeze": (lambda x: x.unsqueeze(1), _SQUARE),
+    "expand": (lambda x: x.unsqueeze(0).expand(3, 4, 8), _SQUARE),
+    "cat(0)": (lambda x, y: torch.cat([x, y], 0), ((4, 8), (4, 8))),
+    "cat(1)": (lambda x, y: torch.cat([x, y], 1), ((4, 8), (4, 8))),
+    "stack": (lambda x, y: torch.stack([x, y]), ((4, 8), (4, 8))),
+    "split(0)": (lambda x: x.split(2, 0)[1], _SQUARE),
+    "split(1)": (lambda x: x.split(4, 1)[1], _SQUARE),
+    "chunk(1)": (lambda x: x.chunk(2, 1)[0], _SQUARE),
+    "slice": (lambda x: x[1:3], _SQUARE),
+    "slice of dim 1": (lambda x: x[:, 2:6], _SQUARE),
+    "select": (lambda x: x[1], _SQUARE),
+    "unbind": (lambda x: x.unbind(1)[2], _SQUARE),
+    "flip": (lambda x: x.flip(0), _SQUARE),
+    "roll": (lambda x: x.roll(1, 0), _SQUARE),
+    "tril": (torch.tril, _SQUARE),
+    "pad": (lambda x: F.pad(x, (1, 1)), _SQUARE),
+    "repeat": (lambda x: x.repeat(2, 1), _SQUARE),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (8,), w), _ROWS),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (8,), w), _ROWS),
+    "group_norm": (lambda x: F.group_norm(x, 2), _IMAGES),
+    "cross_entropy": (lambda x: F.cross_entropy(x, _constant(x, torch.tensor([1, 3, 0, 7]))), _SQUARE),
+    "mse_loss": (F.mse_loss, ((4, 8), (4, 8))),
+    "attention": (F.scaled_dot_product_attention, ((2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
+    "embedding": (lambda x: F.embedding(_constant(x, torch.tensor([1, 3, 0, 2])), x), _SQUARE),
+    "index_select": (lambda x: x.index_select(0, _constant(x, torch.tensor([1, 3]))), _SQUARE),
     "gather": (lambda x: x.gather(1, _constant(x, torch.tensor([[1, 3], [0, 2], [5, 5], [7, 0]]))), _SQUARE),
-}  # fmt: skip
+}
 
 
 def candidates(sizes: tuple[int, ...], options: bool) -> Iterator[Candidate]:
@@ -67,8 +104,11 @@ def candidates(sizes: tuple[int, ...], options: bool) -> Iterator[Candidate]:
                 yield Candidate(f"{name} of {Shard(dim)}, uneven", {"tp": size}, verify_uneven)
 
 
-_UNEVEN = ("sum", "sum(0)", "mean", "mean(1)", "amax(0)", "var(0)", "std", "norm", "softmax(1)", "log_softmax(0)", "relu", "t", "view",
-           "cumsum(0)", "logsumexp(0)", "flip", "roll", "slice", "pad")  # fmt: skip
+# Operators of one operand that are computed of one more in each dim, too.
+_UNEVEN = (
+    "sum", "sum(0)", "mean", "mean(1)", "amax(0)", "var(0)", "std", "norm", "softmax(1)", "log_softmax(0)", "relu", "t", "view",
+    "cumsum(0)", "logsumexp(0)", "flip", "roll", "slice", "pad",
+)  # fmt: skip
 
 
 def _verify(name: str, placement: Placement, size: int, uneven: bool = False) -> Report:
@@ -87,7 +127,7 @@ def _verify(name: str, placement: Placement, size: int, uneven: bool = False) ->
             DTensor.from_local(each, mesh, [where], shape=torch.Size(shape), stride=stride)
             for each, where, shape, stride in zip(given.values(), placements, shapes, strides, strict=True)
         ]
-        return {path: tensor.full_tensor() for path, tensor in _with_gradients(operator, placed).items()}  # type: ignore[attr-defined]
+        return {path: tensor.full_tensor() for path, tensor in _with_gradients(operator, placed).items()}
 
     inputs = {each: Input(shape, where) for each, shape, where in zip(names, shapes, placements, strict=True)}
     outputs = dict.fromkeys(["out", *(f"grad_{each}" for each in names)], Replicate())

@@ -1,6 +1,7 @@
 """megatron-core: its GPT with the local layers, and its router, under the options that change a gradient.
 
-All is driven by the library's schedule, gradient buffers and finalize_model_grads; the sequential program is the same on one rank.
+All is driven by the library's schedule, gradient buffers and finalize_model_grads; the sequential program is the same on one
+rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from graphguard.sweep.candidate import Candidate
 _HIDDEN, _SEQUENCE, _BATCH, _VOCABULARY = 16, 8, 4, 32
 _PLAIN: dict[str, Any] = {
     "num_layers": 1, "hidden_size": _HIDDEN, "attention_dropout": 0.0, "hidden_dropout": 0.0, "bias_dropout_fusion": False,
-    "masked_softmax_fusion": False, "gradient_accumulation_fusion": False, "persist_layer_norm": False, "apply_rope_fusion": False,
+    "masked_softmax_fusion": False, "gradient_accumulation_fusion": False, "persist_layer_norm": False,
+    "apply_rope_fusion": False,
 }  # fmt: skip
 _GATED = {"gated_linear_unit": True, "activation_func": F.silu, "add_bias_linear": False}
 # By name: options of the configuration, and of the model under "model".
@@ -39,7 +41,14 @@ GPT: Mapping[str, Mapping[str, Any]] = {
     "tied embeddings": {"model": {"share_embeddings_and_output_weights": True}},
     "learned positions": {"model": {"position_embedding_type": "learned_absolute"}},
 }
-_LIBRARY = ("distributed", "models.gpt", "models.gpt.gpt_layer_specs", "pipeline_parallel", "tensor_parallel", "transformer.moe.router")
+_LIBRARY = (
+    "distributed",
+    "models.gpt",
+    "models.gpt.gpt_layer_specs",
+    "pipeline_parallel",
+    "tensor_parallel",
+    "transformer.moe.router",
+)
 _PER_TOKEN = {"calculate_per_token_loss": True}
 ROUTER: Mapping[str, Mapping[str, Any]] = {
     "no balancing": {},
@@ -121,7 +130,7 @@ def _router(config: Any, options: Mapping[str, Any]) -> Any:
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.moe.router import TopKRouter
 
-    class Routed(MegatronModule):  # type: ignore[misc]
+    class Routed(MegatronModule):
         model_type = ModelType.encoder_or_decoder
 
         def __init__(self) -> None:
@@ -187,7 +196,13 @@ def _verify_gpt(size: int, options: Mapping[str, Any], split: bool) -> Report:
 
 
 def _verify_router(axis: str, size: int, options: Mapping[str, Any]) -> Report:
-    balanced = {"add_bias_linear": False, "num_moe_experts": 4, "moe_router_topk": 2, "moe_router_load_balancing_type": "none", **options}
+    balanced = {
+        "add_bias_linear": False,
+        "num_moe_experts": 4,
+        "moe_router_topk": 2,
+        "moe_router_load_balancing_type": "none",
+        **options,
+    }
     tp = size if axis == "tp" else 1
 
     def loss(scores: torch.Tensor, x: torch.Tensor) -> Any:

@@ -17,7 +17,9 @@ def table(rows: Sequence[Row]) -> str:
     lines = [summary(rows)]
     for verdict, reason, members in groups(rows):
         lines.append(f"\n{verdict}: {reason}" if reason else f"\n{verdict}")
-        lines += [f"  {row.name}, {row.ranks} ({row.seconds:.1f} s)" + (f"  {row.where}" if row.where else "") for row in members]
+        lines += [
+            f"  {row.name}, {row.ranks} ({row.seconds:.1f} s)" + (f"  {row.where}" if row.where else "") for row in members
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -25,8 +27,16 @@ def page(rows: Sequence[Row]) -> str:
     """In Markdown, with versions and dates."""
     versions = sorted({f"{row.library}, torch {row.torch}, GraphGuard {row.graphguard}" for row in rows})
     dates = sorted({row.date for row in rows})
-    lines = [f"## {'; '.join(versions)}", "", f"{summary(rows)} Run on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.", ""]
-    lines += ["`raises`: the sequential program runs, and the ranks raise. `error`: the configuration could not be built or run.", ""]
+    lines = [
+        f"## {'; '.join(versions)}",
+        "",
+        f"{summary(rows)} Run on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.",
+        "",
+    ]
+    lines += [
+        "`raises`: the sequential program runs, and the ranks raise. `error`: the configuration could not be built or run.",
+        "",
+    ]
     lines += ["| verdict | how many | why, and the first lines that are named | configurations |", "|---|--:|---|---|"]
     for verdict, reason, members in groups(rows):
         places = ", ".join(dict.fromkeys(f"`{row.where}`" for row in members if row.where))

@@ -1,4 +1,4 @@
-"""`graphguard sweep`: every configuration in a process of its own, with a limit of time; a row for each, whatever happens in it."""
+"""`graphguard sweep`: every configuration in a process of its own, with a limit of time; a row for each, whatever happens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module, metadata
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -21,7 +22,11 @@ from graphguard.sweep.candidate import Candidate, Library
 from graphguard.sweep.ledger import Ledger, Row, today
 from graphguard.sweep.page import page, table
 
-_MODULES = {"transformers": ("families", "transformers"), "megatron": ("megatron", "megatron-core"), "dtensor": ("dtensor", "torch")}
+_MODULES = {
+    "transformers": ("families", "transformers"),
+    "megatron": ("megatron", "megatron-core"),
+    "dtensor": ("dtensor", "torch"),
+}
 LIBRARIES = tuple(_MODULES)
 _MOST_WORDS = 300  # of what was raised
 Said = tuple[str, str, str]  # verdict, reason, where
@@ -38,7 +43,9 @@ def main(name: str, sizes: tuple[int, ...], options: bool, only: str, write: Pat
     if write is not None:
         write.with_suffix(".md").write_text(page(rows), encoding="utf-8")
     verdicts = {row.verdict for row in rows}
-    return next((code for verdict, code in (("error", 2), ("raises", 2), ("refuted", 1), ("unproven", 3)) if verdict in verdicts), 0)
+    return next(
+        (code for verdict, code in (("error", 2), ("raises", 2), ("refuted", 1), ("unproven", 3)) if verdict in verdicts), 0
+    )
 
 
 def _library(name: str) -> Library:
@@ -113,10 +120,8 @@ def _child(work: Callable[[], Said], answer: Connection) -> None:
 
 def _end(pid: int | None) -> None:
     if pid is not None:
-        try:
+        with suppress(ProcessLookupError):  # it has ended by itself
             os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended by itself
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
@@ -128,5 +133,3 @@ def sizes_of(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 2:
         raise UsageError(f"--tp {text!r} is no list of numbers of ranks from 2 on, such as 2,4")
     return sizes
-
-

@@ -1,4 +1,4 @@
-"""Faults that were found in shipped libraries: what is shipped is refuted and named, its repair is verified, and real gloo ranks agree."""
+"""Faults that were found in shipped libraries: they are refuted and named, repairs are verified, and real gloo ranks agree."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if os.environ.get("GRAPHGUARD_TEST_CASES") == "all":
 ROUTER = "grads.module.router.weight"
 # By file: the output that the first finding is about, its words, and the file and words of a line that it names.
 NAMED = {
-    "megatron_aux_loss_per_token": (ROUTER, "1/2 times what it should be, the size of axis tp", "router.py", "aux_loss * num_tokens"),
-    "megatron_z_loss_per_token": (ROUTER, "1/2 times what it should be, the size of axis tp", "router.py", "z_loss * num_tokens"),
+    "megatron_aux_loss_per_token": (ROUTER, "1/2 times what it should be", "router.py", "aux_loss * num_tokens"),
+    "megatron_z_loss_per_token": (ROUTER, "1/2 times what it should be", "router.py", "z_loss * num_tokens"),
     "megatron_seq_aux_loss_per_token": (ROUTER, "multiplied once too often", "moe_utils.py", "tokens_per_expert) * ("),
-    "megatron_global_aux_loss": (ROUTER, "1/2 times what it should be, the size of axis dp", "moe_utils.py", "aux_loss_backward_scale"),
+    "megatron_global_aux_loss": (ROUTER, "1/2 times what it should be", "moe_utils.py", "aux_loss_backward_scale"),
     "megatron_context_loss": (
         "grads.module.linear.weight", "sum over cp before it", "schedules.py", "torch.clamp(num_tokens, min=1)",
     ),
@@ -40,7 +40,8 @@ NAMED = {
         "grad", "the sum over axis tp is missing", "megatron_reduce_of_a_copy.py", "copy_to_tensor_model_parallel_region(y",
     ),
     "megatron_sinks_in_the_norm": (
-        "squared_norm", "where the sequential program has", "megatron_sinks_in_the_norm.py", "get_main_grads_for_grad_norm(optimizer)",
+        "squared_norm", "where the sequential program has", "megatron_sinks_in_the_norm.py",
+        "get_main_grads_for_grad_norm(optimizer)",
     ),
     "torch_loss_parallel": ("grad", "it is not what the sequential program has", "torch_loss_parallel.py", "distillation(*("),
     "transformers_accumulation": (
@@ -48,7 +49,8 @@ NAMED = {
         "dist.all_reduce(param.grad",
     ),
     "transformers_apertus": (
-        "grads.model.layers.0.mlp.act_fn.alpha_n", "the sum over axis tp is missing", "tensor_parallel.py", "output.redistribute(",
+        "grads.model.layers.0.mlp.act_fn.alpha_n", "the sum over axis tp is missing", "tensor_parallel.py",
+        "output.redistribute(",
     ),
     "transformers_glm4_moe": (
         "grads.model.layers.0.self_attn.k_norm.weight", "the sum over axis tp is missing", "modeling_glm4_moe.py",

@@ -47,7 +47,9 @@ def test_a_plan_that_leaves_a_gradient_unsummed_is_found(capfd, tmp_path):
     file = tmp_path / "kept.jsonl"
     code, printed, _ = command(capfd, "sweep", "transformers", "--only", "apertus:", "--write", str(file))
     assert code == 1 and "refuted: Replicate is expected: the sum over axis tp is missing" in printed
-    assert rows_of(file)["apertus: ApertusConfig", "tp 2"]["reason"].startswith("grads.model.layers.0.mlp.act_fn.alpha_n = sum(")
+    assert rows_of(file)["apertus: ApertusConfig", "tp 2"]["reason"].startswith(
+        "grads.model.layers.0.mlp.act_fn.alpha_n = sum("
+    )
 
 
 def test_a_loss_that_shrinks_with_the_ranks_is_found_and_its_twin_verified(capfd, tmp_path):
@@ -58,7 +60,9 @@ def test_a_loss_that_shrinks_with_the_ranks_is_found_and_its_twin_verified(capfd
     verdicts = {key: row["verdict"] for key, row in rows_of(file).items()}
     assert code == 1 and verdicts.pop((per_token, "tp 2")) == "refuted"
     assert verdicts == {(mean, "tp 2"): "verified", (mean, "dp 2"): "verified", (per_token, "dp 2"): "verified"}
-    assert rows_of(file)[per_token, "tp 2"]["reason"].startswith("grads.module.router.weight: it is 1/2 times what it should be")
+    assert rows_of(file)[per_token, "tp 2"]["reason"].startswith(
+        "grads.module.router.weight: it is 1/2 times what it should be"
+    )
 
 
 def test_every_configuration_with_a_plan_is_listed_once_and_options_are_added():
@@ -99,7 +103,8 @@ def row(name, verdict, reason="", where="", seconds=1.0):
 def test_rows_are_grouped_by_verdict_and_reason():
     missing = "{0} = sum(rank0.{0}, rank1.{0}), but Replicate is expected: the sum is missing"
     rows = [
-        row("c", "verified"), row("b", "refuted", missing.format("grads.q"), "m.py:3"), row("a", "refuted", missing.format("grads.k")),
+        row("c", "verified"), row("b", "refuted", missing.format("grads.q"), "m.py:3"),
+        row("a", "refuted", missing.format("grads.k")),
     ]  # fmt: skip
     assert table(rows) == (
         "3 configurations: 2 refuted, 1 verified.\n\nrefuted: Replicate is expected: the sum is missing\n"
