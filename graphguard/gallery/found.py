@@ -27,8 +27,8 @@ NOT_SHOWN = FOLDER / "NOT_SHOWN.md"
 HEAD = """# Found in libraries
 
 Faults that nobody planted: GraphGuard refuted a train step of a library as it is shipped, and real processes over gloo compute
-the wrong numbers. Nothing raises. Each file in `examples/found` has a check of the unmodified library, which is `refuted`, a check
-with a small change that is `verified`, and a run on real ranks. Nothing is here that real ranks did not show.
+the wrong numbers. Nothing raises. Each file in `examples/found` has a check of the unmodified library, which is `refuted`, a
+check with a small change that is `verified`, and a run on real ranks. Nothing is here that real ranks did not show.
 
 To repeat one, with its library installed (`pip install -e '.[torch,libraries]'` in a clone):
 

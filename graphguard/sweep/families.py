@@ -18,8 +18,9 @@ _VOCABULARY, _BATCH, _SEQUENCE, _HEADS, _HEAD = 32, 2, 8, 4, 8
 # What a configuration has of these is made small.
 _SMALL: dict[str, Any] = {
     "vocab_size": _VOCABULARY, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": _HEAD,
-    "max_position_embeddings": 64, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
-    "moe_shared_expert_intermediate_size": 8, "num_experts": 2, "n_routed_experts": 2, "num_local_experts": 2, "moe_num_experts": 2,
+    "max_position_embeddings": 64, "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8, "moe_shared_expert_intermediate_size": 8,
+    "num_experts": 2, "n_routed_experts": 2, "num_local_experts": 2, "moe_num_experts": 2,
     "num_experts_per_tok": 2, "moe_k": 2, "top_k": 2, "moe_topk": 2, "n_shared_experts": 1, "num_shared_experts": 1,
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "decoder_sparse_step": 1,
     "qk_rope_head_dim": _HEAD, "qk_nope_head_dim": 4, "v_head_dim": _HEAD, "use_cache": False,
