@@ -55,7 +55,7 @@ def main() -> int:
 def _found() -> list[Path]:
     """Faults of libraries that are installed."""
     needed = {"megatron": "megatron.core", "torch": "torch", "transformers": "transformers"}
-    return [file for file in found.files() if _is_installed(needed[file.stem.split("_")[0]])]
+    return [file for file in found.files(GALLERY / "found") if _is_installed(needed[file.stem.split("_")[0]])]
 
 
 def _is_installed(module: str) -> bool:
@@ -137,7 +137,7 @@ def _summary(done: Sequence[GalleryRow], seconds: float) -> Text:
     counts = Counter(row.verdict for row in done)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (*VERDICTS, "error") if counts[verdict])
     unexpected = sum(not row.as_expected for row in done)
-    bugs = [row for row in done if row.is_bug and Path(row.file).parent != found.FOLDER]  # whose lines are not in their files
+    bugs = [row for row in done if row.is_bug and Path(row.file).parent.name != "found"]  # whose lines are not in their files
     caught, located = sum(row.verdict == "refuted" for row in bugs), sum(row.place is not None for row in bugs)
     lines = [
         f"{said}; {'all as expected' if not unexpected else f'{unexpected} not as expected, marked !'} ({seconds:.0f} s)",

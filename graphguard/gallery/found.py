@@ -66,9 +66,9 @@ What was looked for, and is not in the table above.
 """
 
 
-def files() -> list[Path]:
+def files(folder: Path = FOLDER) -> list[Path]:
     """Those that have checks; the others are what these share."""
-    return [file for file in sorted(FOLDER.glob("*.py")) if "\n@gg.check" in file.read_text(encoding="utf-8")]
+    return [file for file in sorted(folder.glob("*.py")) if "\n@gg.check" in file.read_text(encoding="utf-8")]
 
 
 def found_page(done: Iterable[GalleryRow], printed: dict[str, str], loud: Iterable[str]) -> str:
