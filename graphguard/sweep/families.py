@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -50,10 +50,10 @@ def configurations() -> Iterable[type]:
     """The configuration classes that have a plan of their own."""
     models = importlib.import_module("transformers.models")
     for family in sorted(module.name for module in pkgutil.iter_modules(models.__path__)):
-        try:
-            module = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
-        except ModuleNotFoundError:
+        path = f"transformers.models.{family}.configuration_{family}"
+        if importlib.util.find_spec(path) is None:
             continue  # a folder of tokenizers, or of tools
+        module = importlib.import_module(path)
         for name, kind in sorted(vars(module).items()):
             if isinstance(kind, type) and kind.__module__ == module.__name__ and vars(kind).get("base_model_tp_plan"):
                 assert name == kind.__name__

@@ -13,7 +13,6 @@ from graphguard.sweep import run
 from graphguard.sweep.ledger import Ledger, Row
 from graphguard.sweep.page import law, page, table
 
-
 ALL = os.environ.get("GRAPHGUARD_TEST_CASES") == "all"
 
 
