@@ -1,6 +1,6 @@
 """transformers 5.22.2, accumulation under tp: earlier microbatches count once per rank in the gradients of shared norms.
 
-The style `replicated_with_grad_allreduce` (q_norm and k_norm of qwen3 and of 23 more families) sums `param.grad` over tp in
+The style `replicated_with_grad_allreduce` (of qwen3 and of 21 more families, mostly for q_norm) sums `param.grad` over tp in
 a post-accumulate hook. After the second backward, `param.grad` has the first microbatch's gradient, which is summed
 already: at tp 2 it counts twice, after three microbatches the first one counts four times.
 

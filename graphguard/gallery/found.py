@@ -28,7 +28,9 @@ HEAD = """# Found in libraries
 
 Faults that nobody planted: GraphGuard refuted a train step of a library as it is shipped, and real processes over gloo compute
 the wrong numbers. Nothing raises. Each file in `examples/found` has a check of the unmodified library, which is `refuted`, a
-check with a small change that is `verified`, and a run on real ranks. Nothing is here that real ranks did not show.
+check with a small change that is `verified`, and a run on real ranks. Nothing is here that real ranks did not show. What stands
+for a GPU, or for Transformer Engine where megatron-core asks for it, is said in `examples/found/real_ranks.py` and
+`examples/found/small_mla.py`.
 
 To repeat one, with its library installed (`pip install -e '.[torch,libraries]'` in a clone):
 
