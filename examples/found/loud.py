@@ -18,7 +18,8 @@ from graphguard.sweep import families
 logging.set_verbosity_error()
 MODELS = {
     "doge": "DogeConfig", "granite_swa": "GraniteSWAConfig", "granitemoe_swa": "GraniteMoeSWAConfig", "hy_v4": "HYV4Config",
-    "inkling": "InklingTextConfig", "llama4": "Llama4TextConfig", "esmc": "EsmcConfig", "cohere": "CohereConfig",
+    "inkling": "InklingTextConfig", "llama4": "Llama4TextConfig", "muse_glimmer": "MuseGlimmerTextConfig",
+    "muse_spark": "MuseSparkTextConfig", "esmc": "EsmcConfig", "cohere": "CohereConfig",
 }  # fmt: skip
 OPTIONS = {"cohere": {"use_qk_norm": True}}
 OPERATORS = {
