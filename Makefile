@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Run a second time without the memory of output shapes, which must change nothing but the time.
 CAPTURES := $(addprefix tests/capture/test_,sequential.py aliasing.py collectives.py)
 # Of these, `make test` runs a part.
-SAMPLED := $(addprefix tests/,test_cases.py gallery capture/test_libraries.py)
+SAMPLED := $(addprefix tests/,test_cases.py gallery sweep capture/test_libraries.py)
 
 .PHONY: demo test test-all lint docs bench campaign random clean
 

@@ -440,6 +440,28 @@ def bench(
 
 
 @app.command()
+def sweep(
+    library: Annotated[str, typer.Argument(metavar="LIBRARY", help="transformers, megatron or dtensor.")],
+    tp: Annotated[str, typer.Option(metavar="N[,N]", help="Numbers of ranks.")] = "2",
+    options: Annotated[bool, typer.Option("--options", help="Each once more with options that change gradients.")] = False,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Configurations whose name has this text.")] = "",
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Keep results in this file, go on from them, and write FILE.md.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="The most that one configuration may take.")] = 120,
+) -> None:
+    """Verify everything that the installed version of a library ships, built small, in a train step. Exits with 0 if all is
+    verified, 1 if something is refuted, 2 if something could not run, 3 if something is unproven."""
+    from graphguard.sweep.run import LIBRARIES, sizes_of
+    from graphguard.sweep.run import main as run_sweep
+
+    if library not in LIBRARIES:
+        raise UsageError(f"there is no sweep of {library!r}; there are: {', '.join(LIBRARIES)}")
+    with _stopping():
+        raise typer.Exit(run_sweep(library, sizes_of(tp), options, only, write, seconds))
+
+
+@app.command()
 def demo() -> None:
     """Verify the example gallery."""
     from graphguard.gallery.demo import main as run_demo

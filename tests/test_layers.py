@@ -65,10 +65,11 @@ ROOMS = {
     "capture.front capture.torch verdict pipeline audit api",
     "fuzz": "errors graph aten relation engine.interpret engine.numeric engine.proof engine.relate engine.prove lemmas oracle "
     "capture.torch audit mutate",
+    "sweep": "errors report api",
     "gallery": "errors render report checks",
     "scores": "errors graph engine.proof engine.second_attempt engine.prove lemmas locate verdict pipeline checks mutate "
     "gallery",
-    "cli": "errors graph lemmas capture.front render verdict pipeline audit jax checks bench mutate gallery",
+    "cli": "errors graph lemmas capture.front render verdict pipeline audit jax checks bench mutate sweep gallery",
     "__main__": "cli",
 }
 ALLOWED = {(room, other) for room, others in ROOMS.items() for other in others.split()}

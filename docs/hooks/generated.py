@@ -48,8 +48,8 @@ def below(page):
     if page == "operators/index.md":
         return [{"Operators": [page, *({name: family_page(name)} for name in sorted({row.kind for row in rows()}))]}]
     if page == "gallery/index.md":
-        strategies, bugs = ([page_of(file) for file in files] for files in examples())
-        return [{"Examples": [page, {"Strategies": strategies}, {"Faults": bugs}]}]
+        strategies, bugs, found = ([page_of(file) for file in files] for files in examples())
+        return [{"Examples": [page, {"Strategies": strategies}, {"Faults": bugs}, {"Found in libraries": found}]}]
     if page == "inside/rooms.md":
         others = sorted(file.name for file in (ROOT / "docs" / "inside").glob("*.md") if file.name != "rooms.md")
         return [page, *(f"inside/{name}" for name in others)]
@@ -148,8 +148,8 @@ def conditions(row):
 
 # ---------------------------------------------------------------------- examples
 def gallery():
-    strategies, bugs = examples()
-    pages = {page_of(file): example(file) for file in [*strategies, *bugs]}
+    strategies, bugs, found = examples()
+    pages = {page_of(file): example(file) for file in [*strategies, *bugs, *found]}
     lines = [
         "# Examples",
         "",
@@ -163,12 +163,18 @@ def gallery():
         "## Bugs",
         "",
         *table(("file", "what it shows"), [linked(file) for file in bugs]),
+        "",
+        "## Found in libraries",
+        "",
+        "With what they share: [the page of findings](../found.md) has the numbers.",
+        "",
+        *table(("file", "what it shows"), [linked(file) for file in found]),
     ]
     return {"gallery/index.md": "\n".join(lines), **pages}
 
 
 def examples():
-    return sorted((ROOT / "examples").glob("*.py")), sorted((ROOT / "examples" / "bugs").glob("*.py"))
+    return [sorted((ROOT / "examples" / folder).glob("*.py")) for folder in ("", "bugs", "found")]
 
 
 def page_of(file):

@@ -16,6 +16,8 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import covered  # noqa: E402
 import rooms  # noqa: E402
 
+from graphguard.sweep.ledger import Ledger  # noqa: E402
+from graphguard.sweep.page import page  # noqa: E402
 from graphguard.verdict.limits import limits_of  # noqa: E402
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -38,6 +40,7 @@ def written():
         (README, "coverage", covered.areas()),
         (DOCS / "capture.md", "findings", findings(of_communication=True)),
         (DOCS / "verify.md", "findings", findings(of_communication=False)),
+        *((DOCS / "sweeps.md", file.stem, swept(file)) for file in sorted((DOCS / "sweeps").glob("*.jsonl"))),
     ]
     for file, name, lines in tables:
         pages[file] = with_table(pages.get(file) or file.read_text(), name, lines)
@@ -68,6 +71,11 @@ def numbers():
         (README, r"\*\*(\d+ of \d+)\*\* programs are refuted", refuted),
         (README, r"\*\*(\d+ of \d+)\*\* repairs verified", repaired),
         (README, r"first two that the report names in \*\*(\d+)\*\*", named),
+        (
+            README,
+            r"\[(\d+) silent faults\]",
+            re.search(r"^(\d+) silent faults; ", (DOCS / "found.md").read_text(), re.MULTILINE)[1],
+        ),
         (README, r"([\d,]+) mutants of the proof cases", stated("campaign.md", "mutants")),
         (README, r"([\d,]+) random programs", stated("random.md", "programs")),
         (
@@ -82,6 +90,11 @@ def findings(of_communication):
     """The table of kinds: those of the ranks among themselves, or the others."""
     kinds = [kind for kind in constant("findings", "KINDS").values() if kind.of_communication is of_communication]
     return ["| code | finding | what it says |", "|---|---|---|", *(f"| {k.code} | `{k.name}` | {k.meaning} |" for k in kinds)]
+
+
+def swept(file):
+    """The table of a sweep whose rows were kept in this file."""
+    return page(list(Ledger(file).rows.values())).splitlines()
 
 
 def constant(file, name):

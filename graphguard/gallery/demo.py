@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from graphguard.checks.check import VERDICTS
 from graphguard.checks.discovery import Target
 from graphguard.checks.runner import run
 from graphguard.errors import UsageError
+from graphguard.gallery import found
 from graphguard.gallery.rows import GALLERY, GalleryRow, row_of, same_file, source_text
 from graphguard.render.progress import Progress
 
@@ -23,13 +25,14 @@ _PROCESSES, _INTERRUPTED = 2, 130
 _STYLES = {"verified": "green", "refuted": "red", "unproven": "yellow", "error": "bold red"}
 _CHECK, _VERDICT, _LINE, _SECONDS = 34, 9, 5, 7  # widths of columns; what was found has the rest
 _FOUND_AT_LEAST, _FOUND_LINES = 30, 2
+_TITLES = {"bugs": "Bugs", "found": "Found in libraries"}
 
 
 def main() -> int:
     """Run the gallery and print its table. The exit code is that of `graphguard verify`."""
     if not GALLERY.is_dir():
         raise UsageError(f"the example gallery is not installed ({GALLERY}); run this from a clone of the repository")
-    files = [*sorted(GALLERY.glob("*.py")), *sorted((GALLERY / "bugs").glob("*.py"))]  # examples/libraries needs the libraries
+    files = [*sorted(GALLERY.glob("*.py")), *sorted((GALLERY / "bugs").glob("*.py")), *_found()]
     count = sum(map(_checks_in, files))
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"Verifying the gallery: {count} checks")
@@ -49,10 +52,23 @@ def main() -> int:
     return next((code for code in (2, 1, 3) if any(each.exit_code == code for each in done)), 0)
 
 
+def _found() -> list[Path]:
+    """Faults of libraries that are installed."""
+    needed = {"megatron": "megatron.core", "torch": "torch", "transformers": "transformers"}
+    return [file for file in found.files(GALLERY / "found") if _is_installed(needed[file.stem.split("_")[0]])]
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False  # nor is the package that it is in
+
+
 # ---------------------------------------------------------------------- the table
 def _show(console: Console, done: Sequence[GalleryRow]) -> None:
     """The last row, below the head of its part where it is the first one."""
-    titles = ["Bugs" if Path(each.file).parent.name == "bugs" else "Strategies" for each in done[-2:]]
+    titles = [_TITLES.get(Path(each.file).parent.name, "Strategies") for each in done[-2:]]
     if len(done) == 1 or titles[0] != titles[1]:
         console.print(_head(titles[-1], console.width))
     for line in _lines(done[-1], _label(done[-1]), console.width):
@@ -121,7 +137,7 @@ def _summary(done: Sequence[GalleryRow], seconds: float) -> Text:
     counts = Counter(row.verdict for row in done)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (*VERDICTS, "error") if counts[verdict])
     unexpected = sum(not row.as_expected for row in done)
-    bugs = [row for row in done if row.is_bug]
+    bugs = [row for row in done if row.is_bug and Path(row.file).parent.name != "found"]  # whose lines are not in their files
     caught, located = sum(row.verdict == "refuted" for row in bugs), sum(row.place is not None for row in bugs)
     lines = [
         f"{said}; {'all as expected' if not unexpected else f'{unexpected} not as expected, marked !'} ({seconds:.0f} s)",

@@ -201,6 +201,18 @@ def test_the_demo_is_a_table_of_strategies_and_bugs(tmp_path, capsys, monkeypatc
     assert lines[-2] == "1 of 1 bugs refuted; the faulty line is the first or second one named in 1"
 
 
+def test_the_demo_has_faults_of_installed_libraries_and_does_not_count_their_lines(tmp_path, capsys, monkeypatch):
+    gallery(tmp_path, monkeypatch, bug=[PASSES, CAUGHT])
+    (tmp_path / "found").mkdir()
+    for name in ("torch_fault", "megatron_fault"):
+        (tmp_path / "found" / f"{name}.py").write_text((tmp_path / "bugs" / "bug.py").read_text())
+    monkeypatch.setattr(demo, "_is_installed", lambda module: module == "torch")
+    code, lines = shown(capsys)
+    assert code == 0 and lines[0] == "Verifying the gallery: 4 checks"
+    assert [line for line in lines if line.startswith("Found in libraries")] and "megatron" not in "".join(lines)
+    assert lines[-2] == "1 of 1 bugs refuted; the faulty line is the first or second one named in 1"
+
+
 def test_the_demo_marks_what_is_not_as_expected(tmp_path, capsys, monkeypatch):
     gallery(tmp_path, monkeypatch, strategy=[PASSES, MISSED])
     code, lines = shown(capsys)

@@ -1,0 +1,40 @@
+"""transformers 5.22.2, qwen3_omni_moe: gradients of the norms of queries and keys are not summed over tp.
+
+Each rank has its own heads, and q_norm and k_norm are shared by all heads, so a rank's gradient is its own heads' part of
+the sum. The plan of qwen3 and qwen3_moe has the style `replicated_with_grad_allreduce` for these norms. The plan of the
+text model of qwen3_omni_moe (the thinker) has not, while that of its talker has.
+
+In training: the copies of q_norm and k_norm on the ranks get different gradients and drift apart, without an error. A
+checkpoint has one rank's copy. No public report is known to us.
+"""
+
+import real_ranks
+from small_models import EXPERTS, given, hidden_loss
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerTextModel
+
+import graphguard as gg
+
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+SIZES = {"num_experts": 2, "head_dim": 8, "rope_parameters": ROTARY, "loss_fn": hidden_loss, **EXPERTS}
+REPAIR = {
+    "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
+    "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
+}
+
+
+def case(repair=None):
+    return given(Qwen3OmniMoeThinkerTextModel, repair, **SIZES)
+
+
+@gg.check(expect="refuted")
+def shipped():
+    return gg.verify_model(**case())
+
+
+@gg.check
+def repaired():
+    return gg.verify_model(**case(REPAIR))
+
+
+if __name__ == "__main__":
+    real_ranks.show(**case())
