@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +23,16 @@ from graphguard.capture.torch.relation.parameters import (
     with_gradients_of_made,
     with_relations,
 )
+from graphguard.capture.torch.sampled import capture_along, capture_sequential_along
 from graphguard.capture.torch.session import capture
 from graphguard.capture.torch.subject import LocalInputs, Subject
 from graphguard.capture.torch.training import train_step
 from graphguard.errors import UsageError
-from graphguard.graph.ir import Mesh
+from graphguard.graph.ir import Graph, Mesh
 from graphguard.relation.expectation import Expectation
+from graphguard.routes.along import along
+from graphguard.routes.drawn import Drawn
+from graphguard.routes.variety import different
 
 MeshLike = Mapping[str, int] | int
 
@@ -52,6 +56,10 @@ class TorchFrontEnd:
         self._check()
         captured = capture(replace(self.subject, opaque=opaque), progress=progress, accept_unstable=True)
         require_outputs(captured.sequential)
+        return self._stated(captured)
+
+    def _stated(self, captured: Captured) -> Problem:
+        """What is asked of programs that were captured."""
         parameters = self._parameters(captured)
         captured = self._with_relations(captured, parameters)
         return Problem(
@@ -62,6 +70,32 @@ class TorchFrontEnd:
             {name.removeprefix(PARAMETERS): str(found) for name, found in parameters.items()},
             tuple(guesses(parameters)),
         )
+
+    def problems_along(
+        self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
+    ) -> Iterator[Problem]:
+        """The same along the paths of samples, for programs that read values: as many different ones as there are of `paths`."""
+        self._check()
+        subject = replace(self.subject, opaque=opaque)
+        fixed = {name: each.values for name, each in self.subject.inputs.items() if each.values is not None}
+        first = Drawn(seed, bounds=bounds_of(self.subject.inputs), fixed=fixed)
+        sequential, reads = capture_sequential_along(subject, first)
+        require_outputs(sequential)
+        for drawn in different(first, sequential, reads, paths):
+            yield self._along(subject, drawn, progress)
+
+    def _along(self, subject: Subject, drawn: Drawn, progress: Progress | None) -> Problem:
+        found = capture_along(subject, drawn, self._relations, progress)
+        problem = self._stated(found.captured)
+        inputs = problem.captured.sequential.inputs
+        return along(problem, found.reads, {name: drawn.input(name, value) for name, value in inputs.items()})
+
+    def _relations(self, captured: Captured) -> Sequence[Graph]:
+        """Of ranks that are captured in part."""
+        if not isinstance(self.subject.distributed, ModelProgram):
+            return captured.relations
+        use_sequential_names(captured)
+        return with_relations(self.subject, captured, found_parameters(self.subject, captured, self.params)).relations
 
     def _check(self) -> None:
         local_inputs = self.subject.local_inputs

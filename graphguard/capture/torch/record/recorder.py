@@ -27,7 +27,7 @@ from graphguard.capture.torch.record.shapes import META, SHAPES
 from graphguard.capture.torch.record.views import ViewCall
 from graphguard.capture.torch.sources import SourceTracker
 from graphguard.capture.torch.world.races import RaceDetector
-from graphguard.errors import CaptureError
+from graphguard.errors import CaptureError, ReadsValuesError
 from graphguard.graph.ir import Arg, Constant, Graph, Node, Source, Symbol, Value
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -362,9 +362,9 @@ class Recorder(TorchDispatchMode):
         self.locate()
         try:
             with _disable_current_modes():
-                return self.constants.tensor(self.value(tensor))
+                return self.constants.read(self.value(tensor))
         except NotConstant as reason:
-            error = CaptureError(
+            error = _kind(reason)(
                 f"the program reads the value of a tensor that depends on {reason.culprit}; what it does next would hold "
                 "for that value only, so keep values in tensors (torch.where, masks) or pass it as a Python number"
             )
@@ -384,9 +384,9 @@ class Recorder(TorchDispatchMode):
         node = Node(call.info.name, call.encoded, call.keywords, ())
         selected = {call.encoded[0]} if node.op in _SELECTIONS else set()
         try:
-            known = {value: self.constants.tensor(value) for value in node.operands() if value not in selected}
+            known = {value: self.constants.read(value) for value in node.operands() if value not in selected}
         except NotConstant as reason:
-            raise CaptureError(
+            raise _kind(reason)(
                 f"the shape of {node.op}'s result depends on {reason.culprit}; shapes must not depend on values: use a mask "
                 "(torch.where) instead of selecting elements"
             ) from None
@@ -417,6 +417,11 @@ class Recorder(TorchDispatchMode):
             gc.enable()
         super().__exit__(*exception)
         self.graph.assumptions = tuple(sorted({*self.graph.assumptions, *self.assumptions}))
+
+
+def _kind(reason: NotConstant) -> type[CaptureError]:
+    """Of the error: what a sample of the inputs would answer is an error of its own."""
+    return ReadsValuesError if reason.of_inputs else CaptureError
 
 
 def _shape_depends_on_data(call: Invocation) -> bool:
