@@ -40,6 +40,7 @@ ROOMS = {
     "oracle": "errors graph aten relation engine.store engine.interpret engine.proof engine.relate lemmas",
     "counterexample": "errors graph aten relation oracle",
     "locate": "errors graph aten relation oracle",
+    "routes": "graph aten oracle",
     # front ends: what they make is in `capture.front`
     "capture.front": "errors graph relation",
     "capture.torch": "errors scope graph aten relation oracle capture.front",
