@@ -8,13 +8,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from graphguard.capture.front import Captured, FrontEnd, Problem, Progress
+from graphguard.capture.front import Along, Captured, FrontEnd, Problem, Progress
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import prove
 from graphguard.engine.second_attempt import proved_apart
-from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError, is_by_signal
+from graphguard.errors import (
+    CaptureError,
+    GraphGuardError,
+    InternalError,
+    MismatchError,
+    ReadsValuesError,
+    UsageError,
+    is_by_signal,
+)
 from graphguard.graph.class_matching import world_of
 from graphguard.graph.expanded import ExpandedJoint
 from graphguard.graph.limits import Stops
@@ -26,8 +34,12 @@ from graphguard.lemmas.user import Lemma, by_operator
 from graphguard.report.report import Report
 from graphguard.verdict.judge import Judgement, judge
 from graphguard.verdict.limits import Limits, limits_of
+from graphguard.verdict.paths import of_paths, without_decisions
 from graphguard.verdict.repairs import proved_repair
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
+
+
+PATHS = 5  # that are taken by programs that read values
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,16 @@ class Job:
     trials: int | None = None
     seed: int = 0
     limits: Mapping[str, int] | None = None
+    paths: int = PATHS
+
+
+@runtime_checkable
+class TakesPaths(Protocol):
+    """A front end of programs that may read values."""
+
+    def problems_along(
+        self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
+    ) -> Iterator[Problem]: ...
 
 
 @dataclass(frozen=True)
@@ -122,10 +144,11 @@ def _report(job: Job) -> Report:
     try:
         problem = job.front.problem(frozenset(lemmas), progress)
     except MismatchError as error:
-        report = Report.of_findings([error.finding], [])
-        report.notes.append(f"after that, {error}")
-        report.stats = _stats(job.front.mesh.size, time.perf_counter() - begun)
-        return report
+        return _mismatched(job, error, begun)
+    except ReadsValuesError:
+        if not isinstance(job.front, TakesPaths):
+            raise
+        return _along_paths(job, job.front, lemmas, begun)
     memory = _MEMORY.get()
     question = Question(problem, lemmas, job.trials, job.seed, limits_of(job.limits))
     key = None if memory is None else memory.key(question)
@@ -138,8 +161,31 @@ def _report(job: Job) -> Report:
     return report
 
 
+def _mismatched(job: Job, error: MismatchError, begun: float) -> Report:
+    report = Report.of_findings([error.finding], [])
+    report.notes.append(f"after that, {error}")
+    report.stats = _stats(job.front.mesh.size, time.perf_counter() - begun)
+    return report
+
+
+def _along_paths(job: Job, front: TakesPaths, lemmas: Mapping[str, Lemma], begun: float) -> Report:
+    """Of programs that read values: one question for each path, until one is refuted. Nothing of it is kept."""
+    progress, answers = _PROGRESS.get(), list[tuple[Along | None, Report]]()
+    options: dict[str, Any] = {"trials": job.trials, "seed": job.seed, "limits": job.limits, "progress": progress}
+    try:
+        for problem in front.problems_along(job.paths, job.seed, frozenset(lemmas), progress):
+            answers.append((problem.along, decide(problem, lemmas, **options)))
+            if answers[-1][1].verdict == "refuted":
+                break
+    except MismatchError as error:
+        answers.append((None, _mismatched(job, error, begun)))
+    return of_paths(answers)
+
+
 def _check(job: Job) -> None:
     limits_of(job.limits)
+    if not isinstance(job.paths, int) or isinstance(job.paths, bool) or job.paths < 1:
+        raise UsageError(f"paths= is {job.paths!r}; write along how many paths programs that read values are verified, from 1 on")
     if job.trials is not None and (not isinstance(job.trials, int) or isinstance(job.trials, bool) or job.trials < 0):
         raise UsageError(f"trials= is {job.trials!r}; write how often both programs are executed, 0 to take a proof as it is")
     if not isinstance(job.seed, int) or isinstance(job.seed, bool) or not 0 <= job.seed < 2**62:
@@ -167,6 +213,9 @@ def decide(
         report.stats = _stats(problem.mesh.size, captured.seconds)
     else:
         report = _decided(problem, lemmas or {}, trials, seed, limits_of(limits), progress)
+    if problem.along is not None:
+        without_decisions(report, problem.along)
+        captured = problem.along.raw
     report.parameters = dict(problem.parameters)
     report.assumptions += problem.guesses
     report.assumptions += [each.assumed for each in problem.expected.values() if each.assumed is not None]
@@ -194,7 +243,8 @@ def _decided(
 ) -> Report:
     """The verdict of a proof and an execution."""
     captured = problem.captured
-    graphs = captured.sequential, captured.joint, captured.relations
+    executed = captured if problem.along is None else problem.along.raw
+    graphs = executed.sequential, executed.joint, executed.relations
 
     def proved_of(world: World, **options: bool) -> Proof:
         return prove(
@@ -227,6 +277,7 @@ def _decided(
             progress=None if progress is None else partial(progress, "oracle"),
             limits=limits,
             classes=None if captured.matched is None else captured.matched.classes,
+            along=problem.along,
         )
 
     proof = first = proved()
@@ -235,7 +286,7 @@ def _decided(
     if not judgement.different:
         proof = proved_apart(first, problem.mesh.size, partial(proved, True), limits.engine)
         judgement = judgement if proof is first else judged(proof)
-    elif judgement.amends:
+    elif judgement.amends and problem.along is None:
         stops, joint = Stops(limits.locate), captured.joint
         ranks = joint.written_out() if isinstance(joint, ExpandedJoint) else joint  # which were executed, so they are few
         repair = proved_repair(judgement.amends, ranks, problem.mesh, proved_with, stops)

@@ -15,7 +15,7 @@ from graphguard.errors import UsageError
 from graphguard.graph.class_matching import join_classes, world_of
 from graphguard.graph.dtypes import class_of
 from graphguard.graph.expanded import Expanded, ExpandedJoint
-from graphguard.graph.ir import Constant, Graph, Mesh
+from graphguard.graph.ir import Constant, Graph, Mesh, Value
 from graphguard.graph.matching import Joint
 from graphguard.graph.rank_class import RankClass
 from graphguard.graph.world import World
@@ -97,7 +97,6 @@ class Decision:
     """Whole numbers that the sequential program makes, or is given, by which a program goes one way or another."""
 
     text: str  # `topk at moe.py:318`, `the input lengths`
-    output: str | None  # of the sequential graph, if the program makes it
     chosen: Constant  # what they are on the path
 
 
@@ -108,14 +107,16 @@ class Along:
     sample: the inputs of the sequential program.
     raw: the programs as they were recorded; the problem's own graphs are written for the path.
     decisions: of the sequential program, all that is assumed of the inputs.
-    of_ranks: the outputs that say that a rank decides as the sequential program does.
+    deciding: by program as it was recorded, the sequential one first, the values that decide.
+    of_ranks: by output that says that ranks decide as the sequential program does, the decision in words.
     unexplained: what ranks decide, or receive, that is not known to follow.
     """
 
     sample: Mapping[str, Constant]
     raw: Captured
     decisions: tuple[Decision, ...]
-    of_ranks: Mapping[str, str]  # by output, the decision in words
+    deciding: tuple[tuple[Value, ...], ...]
+    of_ranks: Mapping[str, str]
     unexplained: tuple[str, ...] = ()
 
 

@@ -149,7 +149,8 @@ def report_lines(report: ShownReport, look: Look) -> list[Line]:
     lines += _open_ends(report, look)
     if len(report.conditions) > SHOWN_CONDITIONS or (report.conditions and not report.verified):
         lines += _texts("where: ", [str(condition) for condition in report.conditions], look)
-    rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
+    rest = _texts("decided: ", [str(each) for each in report.decisions], look)
+    rest += [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
     if look.verbose:
         rest += _texts("parameter ", [f"{name}: {found}" for name, found in report.parameters.items()], look)
     rest += _stats(report)

@@ -68,7 +68,8 @@ class _Path:
         captured = self._written()
         sample = {name: constant_of(tensor) for name, tensor in self.sample.items()}
         of_ranks = {path: each.text for path, each in expected.items()}
-        path = Along(sample, self.raw, decisions, of_ranks, tuple(self.unexplained))
+        deciding = (tuple(self.known), *(tuple(rank.known) for rank in self.ranks))
+        path = Along(sample, self.raw, decisions, deciding, of_ranks, tuple(self.unexplained))
         return replace(self.before, captured=captured, expected={**self.before.expected, **expected}, along=path)
 
     # ------------------------------------------------------------------ what is known
@@ -136,12 +137,8 @@ class _Path:
 
     def _decisions(self) -> tuple[Decision, ...]:
         flow = Flow.of(self.sequential)
-        paths = {value: path for path, value in self.sequential.outputs.items() if path.startswith(DECISION)}
-        made = [
-            Decision(_words(flow.makers[value]), paths.get(value), constant_of(self.state.values[value]))
-            for value in self.mine.decisions
-        ]
-        given = [Decision(f"the input {name}", None, constant_of(self.sample[name])) for name in self.mine.inputs]
+        made = [Decision(_words(flow.makers[v]), constant_of(self.state.values[v])) for v in self.mine.decisions]
+        given = [Decision(f"the input {name}", constant_of(self.sample[name])) for name in self.mine.inputs]
         return (*given, *made)
 
     # ------------------------------------------------------------------ the graphs
