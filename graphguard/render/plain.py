@@ -36,7 +36,8 @@ def as_expected(check: Plain) -> bool:
 
 
 def has_forbidden_conditions(check: Plain) -> bool:
-    return bool(check["strict"] and check["verdict"] == check["expect"] == "verified" and check["conditions"])
+    verified = check["verdict"] == check["expect"] == "verified"
+    return bool(check["strict"] and verified and (check["conditions"] or check["paths"] is not None))
 
 
 def conditions_text(check: Plain) -> str:
@@ -47,6 +48,8 @@ def conditions_text(check: Plain) -> str:
 def surprise(check: Plain) -> str:
     """The verdict of a check that was to have another, in words."""
     if has_forbidden_conditions(check):
+        if not check["conditions"]:
+            return f"{name_of(check)} is verified along {check['paths']} paths, but --strict allows none but for all inputs"
         return f"{name_of(check)} is verified where {conditions_text(check)}, but --strict allows no conditions"
     return f"{name_of(check)} is {check['verdict']}, but {check['expect']} is expected"
 

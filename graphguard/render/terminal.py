@@ -129,7 +129,7 @@ def head_line(outcome: ShownOutcome) -> Line:
     report, expect = outcome.report, outcome.check.expect
     aside = f" (expected {expect})" if not outcome.as_expected else " (as expected)" if expect != "verified" else ""
     if outcome.has_forbidden_conditions:
-        aside = " (--strict allows no conditions)"
+        aside = f" (--strict allows no {'conditions' if report.conditions else 'paths'})"
     where = report.headline.removeprefix(report.verdict)
     return [Piece(report.verdict, report.verdict), Piece(f"{where}{aside}: {outcome.check}")]
 

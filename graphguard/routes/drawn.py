@@ -12,7 +12,8 @@ from graphguard.aten.operators import DTYPES
 from graphguard.graph.ir import Value
 from graphguard.oracle.draws import Bound, Draw, Regime
 
-LOOKS = ("random", "alike", "ties", "halves", "positive", "far apart")
+TIES = "ties"
+LOOKS = ("random", "alike", TIES, "halves", "positive", "far apart")
 _REGIMES = {"positive": Regime(1.0, positive=True), "far apart": Regime(4.0)}
 _NEAR = 0.05  # of what rows differ by, that is left where they are alike
 _TIE = 2  # numbers are multiples of one half where there are ties
@@ -40,11 +41,15 @@ class Drawn:
         numbers = Draw(value.shape, value.dtype, low, high, _REGIMES.get(self.look, Regime(1.0))).tensor(generator)
         return self._looking(name, numbers, low, high) if kind.is_floating_point else numbers
 
+    @property
+    def has_ties(self) -> bool:
+        return self.look == TIES
+
     def received(self, ordinal: int) -> None:
         """The sequential program has no other ranks."""
 
     def _looking(self, name: str, numbers: torch.Tensor, low: Bound, high: Bound) -> torch.Tensor:
-        if self.look == "ties" and low is None and high is None:
+        if self.has_ties and low is None and high is None:
             return (numbers * _TIE).round() / _TIE
         if numbers.dim() < 2 or not numbers.numel() or self._number(name, "look") % 2:
             return numbers

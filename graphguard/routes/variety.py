@@ -1,64 +1,98 @@
 """Which samples are tried: those that lead the sequential program different ways.
 
 Many are drawn, in several looks, and the sequential program is run on each as far as the graph of the first one holds. Of those
-that decide otherwise, the ones that are least like each other are taken: how many different numbers a decision has, how much of
-it the most frequent one is, and how its first and last rows differ. So all tokens that go one way, a rank with none and ties are
-found without a word for them.
+that decide otherwise, one after the other is taken that is best in some way: the one whose numbers occur unequally often in its
+parts, as equal counts hide faults; the one in which the fewest numbers occur, so that all tokens go one way, and a rank has none;
+one with ties; and the one that is least like those that were taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from graphguard.aten.kernels import Kernels
+from graphguard.capture.front import Problem
 from graphguard.errors import ReplayError
 from graphguard.graph.ancestry import needed_alone
 from graphguard.graph.ir import Graph, Value
-from graphguard.oracle.replay import Run
+from graphguard.oracle.replay import Run, run, run_joint
+from graphguard.oracle.slice import Programs, sliced
+from graphguard.oracle.trial import local_inputs
+from graphguard.relation.expectation import FULL, LOCAL
 from graphguard.routes.decisions import Flow, decided_alone
 from graphguard.routes.drawn import LOOKS, Drawn
 
 PER_LOOK = 12  # samples that are drawn
+MOST_NUMBERS = 64  # that are counted
 Ways = tuple[bytes, ...]
+Tried = tuple[Drawn, list[torch.Tensor]]  # a sample, and what is decided on it
 
 
-def different(first: Drawn, sequential: Graph, reads: Sequence[Value], count: int) -> list[Drawn]:
-    """The first sample, and others that decide differently, as many as there are of `count`."""
-    chosen, others = [first], list(_others(first, sequential, reads))
-    seen = {_ways(each) for each in _decided(first, sequential, reads)}
-    features = [_feature(each) for each in _decided(first, sequential, reads)]
-    while len(chosen) < count and others:
-        new = [(drawn, values) for drawn, values in others if _ways(values) not in seen]
-        if not new:
-            break
-        far = [min((torch.dist(_feature(values), each).item() for each in features), default=0.0) for _, values in new]
-        drawn, values = new[far.index(max(far))]
-        chosen.append(drawn)
-        seen.add(_ways(values))
-        features.append(_feature(values))
-        others = new
-    return chosen
+class Variety:
+    """Of samples beside a first one, whose problem is known. reads: what the sequential program read on it."""
 
+    def __init__(self, first: Drawn, problem: Problem, reads: Sequence[Value]):
+        assert problem.along is not None
+        self.first, self.expected = first, problem.expected
+        raw = problem.along.raw
+        self.sequential = raw.sequential
+        self.programs = sliced(Programs(raw.sequential, raw.joint, raw.relations), list(problem.along.of_ranks))
+        self.of_ranks = list(problem.along.of_ranks)
+        self.values = decision_values(self.sequential, reads)
 
-def _others(first: Drawn, sequential: Graph, reads: Sequence[Value]) -> Iterator[tuple[Drawn, list[torch.Tensor]]]:
-    for number in range(PER_LOOK):
-        for place, look in enumerate(LOOKS):
-            drawn = replace(first, seed=first.seed + 1 + number * len(LOOKS) + place, look=look)
-            for values in _decided(drawn, sequential, reads):
-                yield drawn, values
+    def different(self) -> Iterator[Drawn]:
+        """Samples that decide differently. First one on which a rank decides otherwise than the sequential program."""
+        taken = self._tried(self.first)
+        others = [each for drawn in self._others() for each in self._tried(drawn)] if taken else []
+        astray = next((each for each in others if not each[0].has_ties and self._goes_astray(each[0])), None)
+        while others:
+            seen = {_ways(values) for _, values in taken}
+            others = [each for each in others if _ways(each[1]) not in seen]
+            if not others:
+                return
+            merit = _MERITS[(len(taken) - 1) % len(_MERITS)]
+            taken.append(astray or max(others, key=partial(merit, taken)))
+            astray = None
+            yield taken[-1][0]
 
+    def _others(self) -> Iterator[Drawn]:
+        for number in range(PER_LOOK):
+            for place, look in enumerate(LOOKS):
+                yield replace(self.first, seed=self.first.seed + 1 + number * len(LOOKS) + place, look=look)
 
-def _decided(drawn: Drawn, sequential: Graph, reads: Sequence[Value]) -> list[list[torch.Tensor]]:
-    """What the sequential program decides on a sample, in a list; an empty one if it does not get so far."""
-    values = decision_values(sequential, reads)
-    try:
-        found = _evaluated(sequential, values, {name: drawn.input(name, each) for name, each in sequential.inputs.items()})
-    except (ReplayError, RuntimeError, IndexError):
-        return []
-    return [found]
+    def _inputs(self, drawn: Drawn) -> dict[str, torch.Tensor]:
+        return {name: drawn.input(name, value) for name, value in self.sequential.inputs.items()}
+
+    def _tried(self, drawn: Drawn) -> list[Tried]:
+        """A sample with what the sequential program decides, in a list; an empty one if it does not get so far."""
+        try:
+            return [(drawn, _evaluated(self.sequential, self.values, self._inputs(drawn)))]
+        except (ReplayError, RuntimeError, IndexError):
+            return []
+
+    def _goes_astray(self, drawn: Drawn) -> bool:
+        """Whether a rank decides otherwise than as the part of the sequential decision that it is to be."""
+        inputs = self._inputs(drawn)
+        try:
+            alone = run(self.programs.sequential, inputs, wide=True)
+            local = local_inputs(self.programs.relations, inputs)
+            ranks = run_joint(self.programs.joint, local, wide=True)
+            return any(self._differs(path, alone, rank, state) for path in self.of_ranks for rank, state in enumerate(ranks))
+        except (ReplayError, RuntimeError, IndexError):
+            return False
+
+    def _differs(self, path: str, alone: Run, rank: int, state: Run) -> bool:
+        mine, whole = state.outputs().get(path), alone.outputs()[path]
+        graphs = self.expected[path].graphs
+        graph = None if graphs is None else graphs[rank]
+        if mine is None or whole is None or graph is None:
+            return False
+        wanted = run(graph, {FULL: whole}).outputs()[LOCAL]
+        return wanted is not None and not torch.equal(mine, wanted)
 
 
 def decision_values(sequential: Graph, reads: Sequence[Value]) -> list[Value]:
@@ -90,14 +124,45 @@ def _ways(values: Sequence[torch.Tensor]) -> Ways:
     return tuple(bytes(str((tuple(each.shape), each.tolist())), "ascii") for each in values)
 
 
-def _feature(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What is said of decisions where they are compared: numbers between 0 and 1."""
+# ---------------------------------------------------------------------- what speaks for a sample
+def _is_uneven(taken: Sequence[Tried], each: Tried) -> float:
+    """How many different counts there are, of every number in every part of the rows."""
+    return sum(len({count for part in _parts(values) for count in _counts(part, values)}) for values in each[1])
+
+
+def _is_one_way(taken: Sequence[Tried], each: Tried) -> float:
+    return -sum(len(values.unique()) for values in each[1])
+
+
+def _has_ties(taken: Sequence[Tried], each: Tried) -> float:
+    return each[0].has_ties + _is_uneven(taken, each) / 1e6
+
+
+def _is_far(taken: Sequence[Tried], each: Tried) -> float:
+    """From the nearest of those that were taken, in how often the numbers occur where."""
+    return min(float(torch.dist(_feature(each[1]), _feature(other[1]))) for other in taken)
+
+
+_MERITS = (_is_uneven, _is_one_way, _has_ties, _is_far)
+
+
+def _parts(values: torch.Tensor) -> list[torch.Tensor]:
+    """Halves and quarters of the rows, as ranks may hold them."""
+    if not values.dim() or values.shape[0] < 2:
+        return [values]
+    return [part for pieces in (1, 2, 4) for part in values.tensor_split(pieces)]
+
+
+def _counts(part: torch.Tensor, values: torch.Tensor) -> list[int]:
+    return [int((part == number).sum()) for number in values.unique()[:MOST_NUMBERS]]
+
+
+def _feature(every: Sequence[torch.Tensor]) -> torch.Tensor:
     told = [0.0]
-    for each in values:
-        halves = each.tensor_split(2) if each.dim() and each.shape[0] > 1 else (each,)
-        for part in (each, *halves):
+    for values in every:
+        for part in _parts(values):
             numbers, counts = part.flatten().unique(return_counts=True)
-            told += [len(numbers) / max(1, part.numel()), float(counts.max()) / part.numel() if part.numel() else 0.0]
-            told.append(float(numbers.double().mean()) / max(1.0, float(each.double().abs().max())) if len(numbers) else 0.0)
-        told += [0.0] * (3 * (3 - 1 - len(halves)))
+            size = max(1, part.numel())
+            told += [len(numbers) / size, float(counts.max()) / size if len(numbers) else 0.0]
+            told.append(float(numbers.double().mean()) / (1.0 + float(values.double().abs().max())) if len(numbers) else 0.0)
     return torch.tensor(told, dtype=torch.float64)

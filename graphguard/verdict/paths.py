@@ -23,6 +23,8 @@ def without_decisions(report: Report, along: Along) -> None:
     report.relation = OutputRelation({path: each for path, each in report.relation.items() if path not in words})
     report.conjecture = {path: each for path, each in report.conjecture.items() if path not in words}
     report.findings = [_in_words(finding, words) for finding in report.findings]
+    for path, text in words.items():
+        report.notes = [note.replace(path, f"what {text} decides") for note in report.notes]
     report.assumptions += [f"{each}; it is taken to be as on the sample" for each in along.unexplained]
     if along.unexplained and report.verdict == "verified":
         report.verdict = "unproven"
@@ -45,7 +47,7 @@ def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:
         number = next(number for number, each in enumerate(answers, 1) if each[1] is report)
         proved = sum(each.verdict == "verified" for _, each in answers)
         chosen = "" if along is None else f": {'; '.join(f'{d.text} has {_preview(d)}' for d in along.decisions)}"
-        report.notes.insert(0, f"this is path {number} of {len(answers)}, of which {proved} are verified{chosen}")
+        report.notes.insert(0, f"this is path {number} of {len(answers)}; {proved} verified{chosen}")
         return report
     for name in ("assumptions", "notes", "opaque"):
         setattr(report, name, list(dict.fromkeys(chain.from_iterable(getattr(each, name) for _, each in answers))))

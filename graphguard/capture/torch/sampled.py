@@ -21,7 +21,7 @@ from graphguard.capture.torch.record.sampled import RankSample, Sample, is_numbe
 from graphguard.capture.torch.session import Answer, Take, captured_of_ranks, difference, first_said, task_of, title
 from graphguard.capture.torch.subject import Subject
 from graphguard.capture.torch.world.objects import Sent
-from graphguard.errors import CaptureError, GraphGuardError, MismatchError, ReplayError
+from graphguard.errors import CaptureError, GraphGuardError, MismatchError, ProgramError, ReplayError
 from graphguard.graph.ir import Graph, Value
 from graphguard.graph.matching import join
 from graphguard.oracle.replay import run, run_as_far_as_it_goes
@@ -32,6 +32,14 @@ Placed = Callable[[Captured], Sequence[Graph]]  # the ranks' input relations, of
 Tensors = Mapping[str, torch.Tensor]
 
 
+class UndefinedPath(Exception):
+    """The sequential program raises on the sample: nothing is claimed there."""
+
+    def __init__(self, error: ProgramError):
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(frozen=True)
 class CapturedAlong:
     """The graphs of a check on a path. reads: by program, the sequential one first, what it read of values."""
@@ -39,15 +47,6 @@ class CapturedAlong:
     captured: Captured
     reads: tuple[tuple[Value, ...], ...]
     rounds: int
-
-
-def capture_sequential_along(subject: Subject, sample: Sample, progress: Progress | None = None) -> tuple[Graph, tuple[Value, ...]]:
-    """The sequential program alone, and what it read."""
-    rounds = _Rounds(subject, sample, progress)
-    graph = rounds.alone()
-    reads = tuple(reads_of(graph))
-    without_reads(graph)
-    return graph, reads
 
 
 def capture_along(subject: Subject, sample: Sample, placed: Placed, progress: Progress | None = None) -> CapturedAlong:
@@ -80,7 +79,10 @@ class _Rounds:
         self.count = 0
 
     def alone(self) -> Graph:
-        self._capture([Take(None)])
+        try:
+            self._capture([Take(None)])
+        except ProgramError as error:
+            raise UndefinedPath(error) from None
         return self.answers[Take(None)].graphs[0]
 
     def together(self, sequential: Graph, placed: Placed) -> list[list[Graph]]:
