@@ -135,7 +135,9 @@ def verify(
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only checks whose verdict is not the expected one.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A verdict that has conditions, or is along paths, is a failure.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A verdict that has conditions, or is along paths, is a failure.")
+    ] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Prove everything, and keep nothing for the next run.")] = False,
     apart: Annotated[bool, typer.Option("--ranks-apart", help="Capture every rank by itself, not by classes.")] = False,
     limits: Annotated[str, typer.Option(metavar="NAME=N[,NAME=N]", help="Allow for more work where a report says so.")] = "",

@@ -38,7 +38,6 @@ from graphguard.verdict.paths import of_paths, without_decisions
 from graphguard.verdict.repairs import proved_repair
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
 
-
 PATHS = 5  # that are taken by programs that read values
 
 
@@ -185,7 +184,9 @@ def _along_paths(job: Job, front: TakesPaths, lemmas: Mapping[str, Lemma], begun
 def _check(job: Job) -> None:
     limits_of(job.limits)
     if not isinstance(job.paths, int) or isinstance(job.paths, bool) or job.paths < 1:
-        raise UsageError(f"paths= is {job.paths!r}; write along how many paths programs that read values are verified, from 1 on")
+        raise UsageError(
+            f"paths= is {job.paths!r}; write along how many paths programs that read values are verified, from 1 on"
+        )
     if job.trials is not None and (not isinstance(job.trials, int) or isinstance(job.trials, bool) or job.trials < 0):
         raise UsageError(f"trials= is {job.trials!r}; write how often both programs are executed, 0 to take a proof as it is")
     if not isinstance(job.seed, int) or isinstance(job.seed, bool) or not 0 <= job.seed < 2**62:

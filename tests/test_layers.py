@@ -40,16 +40,16 @@ ROOMS = {
     "oracle": "errors graph aten relation engine.store engine.interpret engine.proof engine.relate lemmas",
     "counterexample": "errors graph aten relation oracle",
     "locate": "errors graph aten relation oracle",
-    "routes": "graph aten oracle",
     # front ends: what they make is in `capture.front`
     "capture.front": "errors graph relation",
-    "capture.torch": "errors scope graph aten relation oracle capture.front",
+    "routes": "errors graph aten relation oracle capture.front",
+    "capture.torch": "errors scope graph aten relation oracle capture.front routes",
     "capture.jax": "errors graph aten relation capture.front",
     "capture.hlo": "errors graph relation capture.front capture.jax",
     # from a problem to a report
     "render": "errors graph engine.proof lemmas oracle",
     "report": "errors graph engine.proof oracle render",
-    "verdict": "errors graph relation engine.limits engine.proof oracle counterexample locate render report",
+    "verdict": "errors graph aten relation engine.limits engine.proof oracle counterexample locate capture.front render report",
     "pipeline": "errors graph engine.proof engine.second_attempt engine.prove lemmas capture.front report verdict",
     "cache": "graph relation engine.proof capture.front oracle report verdict pipeline",
     # what users call

@@ -45,11 +45,19 @@ def conditions_text(check: Plain) -> str:
     return " and ".join(f"{each['text']}, {each['source']}" for each in check["conditions"])
 
 
+def along_text(check: Plain) -> str:
+    """That a verdict is not one for all inputs; nothing if it is."""
+    if check["verdict"] != "verified" or check["paths"] is None:
+        return ""
+    decided = "; ".join(f"{each['text']}, {each['ways']} tried" for each in check["decisions"])
+    return f" along {check['paths']} {'path' if check['paths'] == 1 else 'paths'} ({decided})"
+
+
 def surprise(check: Plain) -> str:
     """The verdict of a check that was to have another, in words."""
     if has_forbidden_conditions(check):
         if not check["conditions"]:
-            return f"{name_of(check)} is verified along {check['paths']} paths, but --strict allows none but for all inputs"
+            return f"{name_of(check)} is verified{along_text(check)}, but --strict asks for all inputs"
         return f"{name_of(check)} is verified where {conditions_text(check)}, but --strict allows no conditions"
     return f"{name_of(check)} is {check['verdict']}, but {check['expect']} is expected"
 

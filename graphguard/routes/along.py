@@ -49,7 +49,10 @@ class _Path:
         self.before, self.raw, self.sample = problem, problem.captured, sample
         self.sequential = self.raw.sequential
         self.state = run(self.sequential, sample, wide=True)
-        self.local = [_outputs(run(relation, {name: sample[name] for name in relation.inputs}, wide=True)) for relation in self.raw.relations]
+        self.local = [
+            _outputs(run(relation, {name: sample[name] for name in relation.inputs}, wide=True))
+            for relation in self.raw.relations
+        ]
         states = run_joint(self.raw.joint, self.local, wide=True)
         self.mine = decided_alone(self.sequential, reads[0])
         each = decided_together(self.raw.joint, reads[1:])
@@ -103,6 +106,8 @@ class _Path:
         self.mine.inputs |= {source: value for source, value in sources.items() if is_whole(value)}
         if not all(map(is_whole, sources.values())):
             self._leave_open(number, f"its input {name} is made of numbers that are not whole")
+        if any(node.op == "gg.part" and any(value in needed for value in node.outputs) for node in relation.nodes):
+            self._leave_open(number, f"its input {name} is a summand, of which only the sum is known")
 
     def _follow(self) -> None:
         """What a rank receives is known if all that is sent to it is."""
@@ -146,7 +151,10 @@ class _Path:
         """Both programs for this path, and compared on the sample with what was recorded."""
         sequential = lowered(self.sequential, self.known)
         ranks = [lowered(rank.state.graph, rank.known) for rank in self.ranks]
-        made = [(self.sequential, sequential), *((rank.state.graph, graph) for rank, graph in zip(self.ranks, ranks, strict=True))]
+        made = [
+            (self.sequential, sequential),
+            *((rank.state.graph, graph) for rank, graph in zip(self.ranks, ranks, strict=True)),
+        ]
         for raw, graph in made:
             _require_decisions(raw, graph)
         joint = join(ranks)
@@ -169,5 +177,3 @@ def _outputs(state: Run) -> dict[str, torch.Tensor]:
 
 def _words(node: Node) -> str:
     return f"{name_of_operator(node.op)} at {node.source}" if node.source is not None else name_of_operator(node.op)
-
-

@@ -1,8 +1,8 @@
 """Which decision of the sequential program a rank's decision is a part of.
 
-It is looked for by what the sample shows: the same operator, the same whole numbers, made from the same free numbers. That is no
-proof, and a wrong guess is no harm: the prover has to show that the rank decides as that part of the sequential decision does,
-and where it does not, nothing is verified.
+It is looked for by what the sample shows: the same operator, the same whole numbers, made from the same free numbers. That is
+no proof, and a wrong guess is no harm: the prover has to show that the rank decides as that part of the sequential decision
+does, and where it does not, nothing is verified.
 """
 
 from __future__ import annotations

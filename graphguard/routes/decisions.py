@@ -133,8 +133,8 @@ def _positions(node: Node) -> list[Value]:
 def _free(value: Value, node: Node | None) -> str:
     where = "an input" if node is None else f"{name_of_operator(node.op)} at {node.source}"
     return (
-        f"the program reads the number {value.type} that {where} makes of its inputs, which no two inputs need to have in common; "
-        "only whole numbers and truths (topk, a comparison) can say which way a program takes, so keep it in tensors"
+        f"the program reads a number ({value.type}) that {where} makes of its inputs, and that no two inputs need to have in "
+        "common; only whole numbers and truths (topk, a comparison) can say which way a program goes, so keep it in a tensor"
     )
 
 

@@ -1,4 +1,4 @@
-"""Samples of the inputs: drawn by name, so that every process draws the same, and in looks that lead programs different ways."""
+"""Samples of the inputs: drawn by name, so that every process draws the same, in looks that lead programs different ways."""
 
 from __future__ import annotations
 

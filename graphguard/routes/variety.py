@@ -2,7 +2,7 @@
 
 Many are drawn, in several looks, and the sequential program is run on each as far as the graph of the first one holds. Of those
 that decide otherwise, one after the other is taken that is best in some way: the one whose numbers occur unequally often in its
-parts, as equal counts hide faults; the one in which the fewest numbers occur, so that all tokens go one way, and a rank has none;
+parts, as equal counts hide faults; the one in which the fewest numbers occur, all tokens go one way, and a rank has none;
 one with ties; and the one that is least like those that were taken.
 """
 

@@ -27,7 +27,9 @@ class Numbers:
         return self.numbers
 
     def lines(self, name: str) -> list[str]:
-        return [f"{name} = torch.tensor({self.numbers.tolist()!r}, dtype={self.numbers.dtype}).reshape({tuple(self.numbers.shape)})"]
+        return [
+            f"{name} = torch.tensor({self.numbers.tolist()!r}, dtype={self.numbers.dtype}).reshape({tuple(self.numbers.shape)})"
+        ]
 
 
 class OnPath:

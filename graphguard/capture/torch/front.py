@@ -75,7 +75,7 @@ class TorchFrontEnd:
     def problems_along(
         self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
     ) -> Iterator[Problem]:
-        """The same along the paths of samples, for programs that read values: as many different ones as there are of `paths`."""
+        """The same along the paths of samples, for programs that read values: up to so many different ones."""
         self._check()
         subject = replace(self.subject, opaque=opaque)
         fixed = {name: each.values for name, each in self.subject.inputs.items() if each.values is not None}
@@ -149,8 +149,8 @@ class TorchFrontEnd:
 
 
 def _on_a_sample(error: ProgramError) -> ProgramError:
-    text = f"{error}; this is on a sample of the inputs, as the program reads values: low=, high= and values= of gg.Input say which"
-    return ProgramError(text, error.frames)
+    advice = "this is on a sample of the inputs, as the program reads values; low=, high= and values= of gg.Input say on which"
+    return ProgramError(f"{error}; {advice}", error.frames)
 
 
 # ---------------------------------------------------------------------- what the user passes

@@ -1,7 +1,7 @@
 """Captures a check along the path of a sample: what the programs read is what the graphs recorded so far have on it.
 
-What a rank reads may depend on what other ranks send. It stops there; all ranks are replayed as far as they were captured, and it
-is captured again with what it then receives, until every rank comes to its end.
+What a rank reads may depend on what other ranks send. It stops there; all ranks are replayed as far as they were captured, and
+it is captured again with what it then receives, until every rank comes to its end.
 """
 
 from __future__ import annotations
@@ -143,12 +143,14 @@ class _Rounds:
         full = {name: self.sample.input(name, value) for name, value in sequential.inputs.items()}
         for rank, relation in enumerate(relations):
             given = {name: full[name] for name in relation.inputs}
-            outputs = run(relation, given, wide=True).outputs()  # type: ignore[arg-type]
+            outputs = run(relation, given, wide=True).outputs()
             self.ranks[rank].given = {name: tensor for name, tensor in outputs.items() if tensor is not None}
 
     def _exchange(self, graphs: Sequence[Graph]) -> None:
         """What each rank receives, as far as the ranks were captured."""
-        given = [{name: (each.given or {})[name] for name in graph.inputs} for each, graph in zip(self.ranks, graphs, strict=True)]
+        given = [
+            {name: (each.given or {})[name] for name in graph.inputs} for each, graph in zip(self.ranks, graphs, strict=True)
+        ]
         try:
             states = run_as_far_as_it_goes(join(graphs), given, Kernels(wide=True))
         except ReplayError as error:

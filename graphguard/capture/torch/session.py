@@ -139,9 +139,7 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
 _Options = tuple[Progress | None, bool, int | None]  # as `capture_takes` has them
 
 
-def _capture_each(
-    subject: Subject, once: list[Take], options: _Options, by_class: ByClass | None = None
-) -> dict[Take, Answer]:
+def _capture_each(subject: Subject, once: list[Take], options: _Options, by_class: ByClass | None = None) -> dict[Take, Answer]:
     """Every one of these, and again those that ask for what differs between processes."""
     known: Sent = {} if by_class is None else dict(by_class.sent)
     answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known, by_class)

@@ -1,7 +1,7 @@
 """The values that a program may read along the path of a sample: those that the graph recorded so far has on it.
 
-They are computed in float64, as the execution that looks at the path later is: which way a program takes must not be a matter of
-rounding.
+They are computed in float64, as in the execution that looks at the path later: which way a program takes must not be a matter
+of rounding.
 """
 
 from __future__ import annotations
