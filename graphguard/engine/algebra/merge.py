@@ -87,6 +87,30 @@ def _parted(table: Table, terms: Sequence[Term]) -> list[Term] | None:
     return sorted(found, key=lambda term: start_of(grounded(term)))
 
 
+def scattered(table: Table, terms: Sequence[Term]) -> list[Term] | None:
+    """The terms with sums whose elements lie apart taken apart, and only neighbours joined: the same terms, whichever of the
+    elements were joined before. None if no sum is such a one, or if they are too many."""
+    found, pending = list[Term](), list(terms)
+    while pending:
+        term = pending.pop()
+        apart = next((v for v in term.summed if isinstance(extent(term.ranges[v]), int) and _skips(term, v)), None)
+        if apart is None:
+            found.append(term)
+        elif table.over("scattered", len(found) + len(pending) + int(extent(term.ranges[apart]))):
+            return None
+        else:
+            pending += _instances(table, term, apart)
+    if len(found) == len(terms):
+        return None
+    return _inserted(table, sorted(found, key=lambda term: start_of(grounded(term))), len(found), pairs=False)
+
+
+def _skips(term: Term, variable: Variable) -> bool:
+    """Whether a sum goes along some axis by more than one element at a time, or along several axes of one factor."""
+    strides = [[s for index in factor.at for v, s in index.terms if v == variable] for factor in term.factors]
+    return any(each and each != [1] for each in strides)
+
+
 def _leaves_gaps(term: Term, variable: Variable) -> bool:
     """Whether the elements of a sum lie further apart than what is summed at each of them."""
     summed = set(term.summed) - {variable}
