@@ -1,1 +1,1 @@
-"""Operators at positions that are known: what they read and write is spelled out as slices, concatenations and sums."""
+"""Programs that read values: samples of their inputs, what they decide on them, and graphs that are written for one such path."""
