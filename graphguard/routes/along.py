@@ -24,7 +24,6 @@ from graphguard.routes.decisions import Decided, Flow, decided_alone, decided_to
 from graphguard.routes.lowering import lowered
 from graphguard.routes.sample import same_on, same_ranks_on
 
-DECISION = "(decision) "  # begins the names of outputs that are decisions
 Tensors = Mapping[str, torch.Tensor]
 Reads = Sequence[Sequence[Value]]
 
@@ -57,22 +56,20 @@ class _Path:
         self.mine = decided_alone(self.sequential, reads[0])
         each = decided_together(self.raw.joint, reads[1:])
         self.ranks = [_Rank(decided, state) for decided, state in zip(each, states, strict=True)]
+        self.flow = Flow.of(self.sequential)
+        self.of_ranks: dict[str, str] = {}
         self.unexplained: dict[str, None] = {}
         self.known: dict[Value, torch.Tensor] = {}
 
     def problem(self) -> Problem:
-        taken = {path for graph in [self.sequential, *self.raw.ranks] for path in graph.outputs if path.startswith(DECISION)}
-        if taken:
-            raise UsageError(f"an output is named {sorted(taken)[0]!r}, as decisions are; give it another name")
         self._match()
         self._follow()
         expected = self._state()
         decisions = self._decisions()
         captured = self._written()
         sample = {name: constant_of(tensor) for name, tensor in self.sample.items()}
-        of_ranks = {path: each.text for path, each in expected.items()}
         deciding = (tuple(self.known), *(tuple(rank.known) for rank in self.ranks))
-        path = Along(sample, self.raw, decisions, deciding, of_ranks, tuple(self.unexplained))
+        path = Along(sample, self.raw, decisions, deciding, self.of_ranks, tuple(self.unexplained))
         return replace(self.before, captured=captured, expected={**self.before.expected, **expected}, along=path)
 
     # ------------------------------------------------------------------ what is known
@@ -126,23 +123,35 @@ class _Path:
     def _state(self) -> dict[str, Expectation]:
         """Every decision of a rank as an output, and what is expected of it."""
         size, mesh = len(self.ranks), self.before.mesh
+        names = self._names()
         graphs: dict[str, list[Graph | None]] = {}
         wholes: dict[str, Value] = {}
         for number, rank in enumerate(self.ranks):
             turns: dict[Value, int] = {}
             for value, part in rank.parts.items():
                 turn = turns[part.of] = turns.get(part.of, -1) + 1  # recomputation and microbatches repeat them
-                path = f"{DECISION}{list(self.mine.decisions).index(part.of)}.{turn}"
+                path = names[part.of] if turn == 0 else f"{names[part.of]}, time {turn + 1}"
+                if path in self.sequential.outputs:
+                    raise UsageError(f"an output is named {path!r}, as a decision is; give it another name")
                 rank.state.graph.outputs[path] = value
                 wholes[path] = part.of
                 graphs.setdefault(path, [None] * size)[number] = part.graph(number, mesh)
         self.sequential.outputs |= wholes
-        flow = Flow.of(self.sequential)
-        return {path: Expectation(_words(flow.makers[wholes[path]]), graphs=tuple(each)) for path, each in graphs.items()}
+        self.of_ranks = {path: _words(self.flow.makers[value]) for path, value in wholes.items()}
+        text = "the part that the rank has rows of"
+        return {path: Expectation(text, graphs=tuple(each)) for path, each in graphs.items()}
+
+    def _names(self) -> dict[Value, str]:
+        """The outputs that are decisions: `what topk at moe.py:318 decides`."""
+        names: dict[Value, str] = {}
+        for value in self.mine.decisions:
+            name = f"what {_words(self.flow.makers[value])} decides"
+            again = sum(each.split(" (")[0] == name for each in names.values())
+            names[value] = f"{name} ({again + 1})" if again else name
+        return names
 
     def _decisions(self) -> tuple[Decision, ...]:
-        flow = Flow.of(self.sequential)
-        made = [Decision(_words(flow.makers[v]), constant_of(self.state.values[v])) for v in self.mine.decisions]
+        made = [Decision(_words(self.flow.makers[v]), constant_of(self.state.values[v])) for v in self.mine.decisions]
         given = [Decision(f"the input {name}", constant_of(self.sample[name])) for name in self.mine.inputs]
         return (*given, *made)
 
@@ -156,19 +165,19 @@ class _Path:
             *((rank.state.graph, graph) for rank, graph in zip(self.ranks, ranks, strict=True)),
         ]
         for raw, graph in made:
-            _require_decisions(raw, graph)
+            self._require_decisions(raw, graph)
         joint = join(ranks)
         if not same_on(self.sequential, sequential, self.sample) or not same_ranks_on(self.raw.joint, joint, self.local):
             raise InternalError("a program written for its path computes other numbers than it does; please report it")
         return replace(self.raw, sequential=sequential, ranks=ranks, joint=joint)
 
-
-def _require_decisions(raw: Graph, made: Graph) -> None:
-    """A decision that is taken for a constant would be related to anything."""
-    makers = {value: node for node in made.nodes for value in node.outputs}
-    for path, value in raw.outputs.items():
-        if path.startswith(DECISION) and (made.outputs.get(path) is not value or value not in makers):
-            raise InternalError(f"{path} is not what the program decides once it is written for its path; please report it")
+    def _require_decisions(self, raw: Graph, made: Graph) -> None:
+        """A decision that is taken for a constant would be related to anything."""
+        makers = {value: node for node in made.nodes for value in node.outputs}
+        for path in self.of_ranks:
+            value = raw.outputs.get(path)
+            if value is not None and (made.outputs.get(path) is not value or value not in makers):
+                raise InternalError(f"{path}: once a program is written for its path, this is a constant; please report it")
 
 
 def _outputs(state: Run) -> dict[str, torch.Tensor]:

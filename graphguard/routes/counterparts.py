@@ -120,17 +120,18 @@ def _starts(full: int, size: int) -> list[int]:
 
 
 def _agree(part: Part, whole: torch.Tensor, mine: torch.Tensor) -> bool:
-    """Whether a rank's numbers are those of the whole at a place: along a dim that the decision does not cut, all of them."""
-    if whole.dim() != len(part.of.shape) or part.seen_as != tuple(part.of.shape):
-        rows = (math.prod(whole.shape[:-1]), *whole.shape[-1:])
-        if len(part.seen_as) != 2 or rows[:1] != part.seen_as[:1]:
+    """Whether a rank's numbers are those of the whole at a place. They may have dims that the decision has not."""
+    if part.seen_as != tuple(part.of.shape):
+        whole, mine = _as_rows(whole), _as_rows(mine)
+    for dim, (full, start, size) in enumerate(zip(part.seen_as, part.starts, part.sizes, strict=True)):
+        if size == full:
+            continue
+        fit = [k for k in range(min(whole.dim(), mine.dim())) if (whole.shape[k], mine.shape[k]) == (full, size)]
+        if not fit:
             return False
-        whole, mine = whole.reshape(rows), mine.reshape(math.prod(mine.shape[:-1]), *mine.shape[-1:])
-    for dim, (start, size) in enumerate(zip(part.starts, part.sizes, strict=True)):
-        if size != part.seen_as[dim]:
-            if whole.shape[dim] != part.seen_as[dim]:
-                return False
-            whole = whole.narrow(dim, start, size)
-    if whole.shape != mine.shape:
-        return False
-    return bool(torch.allclose(whole, mine, rtol=_CLOSE, atol=_CLOSE, equal_nan=True))
+        whole = whole.narrow(dim if dim in fit else fit[0], start, size)
+    return whole.shape == mine.shape and bool(torch.allclose(whole, mine, rtol=_CLOSE, atol=_CLOSE, equal_nan=True))
+
+
+def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(math.prod(tensor.shape[:-1]), *tensor.shape[-1:])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -19,23 +18,13 @@ OPEN = "which way a rank goes is not shown to follow from what the sequential pr
 def without_decisions(report: Report, along: Along) -> None:
     """Of one path: that ranks decide as the sequential program does is no output of the user's. What is not known to follow is
     assumed, and then nothing is verified."""
-    words = along.of_ranks
-    report.relation = OutputRelation({path: each for path, each in report.relation.items() if path not in words})
-    report.conjecture = {path: each for path, each in report.conjecture.items() if path not in words}
-    report.findings = [_in_words(finding, words) for finding in report.findings]
-    for path, text in words.items():
-        report.notes = [note.replace(path, f"what {text} decides") for note in report.notes]
+    decisions = along.of_ranks
+    report.relation = OutputRelation({path: each for path, each in report.relation.items() if path not in decisions})
+    report.conjecture = {path: each for path, each in report.conjecture.items() if path not in decisions}
     report.assumptions += [f"{each}; it is taken to be as on the sample" for each in along.unexplained]
     if along.unexplained and report.verdict == "verified":
         report.verdict = "unproven"
         report.findings = [Finding("relation-lost", f"{OPEN}: {along.unexplained[0]}")]
-
-
-def _in_words(finding: Finding, words: Mapping[str, str]) -> Finding:
-    if finding.output is None or finding.output not in words:
-        return finding
-    named = f"what {words[finding.output]} decides"
-    return replace(finding, output=named, message=finding.message.replace(finding.output, named))
 
 
 def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:

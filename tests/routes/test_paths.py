@@ -168,7 +168,7 @@ def always(x, w):
 
 def only_ranks_look(x, w):
     y = x @ w
-    return y if bool((y > -1e9).all()) else y
+    return y if bool((y > -1e9).all()) else -y
 
 
 def test_a_decision_that_only_ranks_make_is_assumed_and_leaves_it_unproven():
@@ -285,7 +285,7 @@ def test_every_form_of_a_report_says_that_it_is_along_paths(tmp_path):
     assert "along 3 paths" in report.to_sarif()
     report.to_html(tmp_path / "report.html")
     assert "verified along 3 paths" in (tmp_path / "report.html").read_text()
-    assert not any("(decision)" in text for text in [str(report), report.to_json(), report.to_sarif()])
+    assert not any("decides" in text for text in [str(report), report.to_json(), report.to_sarif()])
 
 
 def test_the_same_seed_takes_the_same_paths():
