@@ -40,7 +40,7 @@ ROOMS = {
     "oracle": "errors graph aten relation engine.store engine.interpret engine.proof engine.relate lemmas",
     "counterexample": "errors graph aten relation oracle",
     "locate": "errors graph aten relation oracle",
-    "routes": "graph aten oracle",
+    "routes": "errors graph aten oracle",
     # front ends: what they make is in `capture.front`
     "capture.front": "errors graph relation",
     "capture.torch": "errors scope graph aten relation oracle capture.front",
@@ -50,7 +50,7 @@ ROOMS = {
     "render": "errors graph engine.proof lemmas oracle",
     "report": "errors graph engine.proof oracle render",
     "verdict": "errors graph relation engine.limits engine.proof oracle counterexample locate render report",
-    "pipeline": "errors graph engine.proof engine.second_attempt engine.prove lemmas capture.front report verdict",
+    "pipeline": "errors graph engine.proof engine.second_attempt engine.prove lemmas routes capture.front report verdict",
     "cache": "graph relation engine.proof capture.front oracle report verdict pipeline",
     # what users call
     "audit": "errors scope graph aten engine.terms engine.store engine.algebra engine.interpret engine.numeric engine.relate "

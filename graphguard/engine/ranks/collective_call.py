@@ -304,7 +304,9 @@ def _exchanged_unevenly(m: CollectiveCall) -> Value:
     tensors = [tensor for each in m.nodes() for tensor in (*each.operands(), *each.outputs)]
     if len({tensor.shape[1:] for tensor in tensors}) > 1:
         raise Undescribed("rows of different shapes are exchanged unevenly")
-    sizes = [m.numbers(partial(_split_at, place=place, ranks=groups.size)) for place in range(groups.size)]  # by place of who gets it
+    sizes = [
+        m.numbers(partial(_split_at, place=place, ranks=groups.size)) for place in range(groups.size)
+    ]  # by place of who gets it
     ends = np.cumsum([np.zeros_like(sizes[0]), *sizes], axis=0)
     for place in range(groups.size):
         sent, sender = m.operand_of(place, groups, tensors[0]), groups.members[groups.group, place]
