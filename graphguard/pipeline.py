@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from graphguard.errors import (
 )
 from graphguard.graph.class_matching import world_of
 from graphguard.graph.expanded import ExpandedJoint
+from graphguard.graph.ir import Graph
 from graphguard.graph.limits import Stops
 from graphguard.graph.listing import without_relations
 from graphguard.graph.matching import Joint
@@ -32,6 +33,7 @@ from graphguard.graph.world import World
 from graphguard.lemmas.known import all_lemmas
 from graphguard.lemmas.user import Lemma, by_operator
 from graphguard.report.report import Report
+from graphguard.routes.programs import with_constant_positions
 from graphguard.verdict.judge import Judgement, judge
 from graphguard.verdict.limits import Limits, limits_of
 from graphguard.verdict.paths import of_paths, without_decisions
@@ -82,6 +84,8 @@ class Memory(Protocol):
     def recall(self, key: str, problem: Problem) -> Report | None: ...
     def keep(self, key: str, problem: Problem, report: Report) -> None: ...
 
+
+Form = tuple[Graph, Callable[[bool], World]]  # the sequential program, and the ranks by classes or apart
 
 _COLLECTED: ContextVar[list[Job] | None] = ContextVar("collected", default=None)
 _PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
@@ -247,10 +251,11 @@ def _decided(
     executed = captured if problem.along is None else problem.along.raw
     graphs = executed.sequential, executed.joint, executed.relations
 
-    def proved_of(world: World, **options: bool) -> Proof:
+    def proved(form: Form, apart: bool = False, **options: bool) -> Proof:
+        sequential, world = form
         return prove(
-            captured.sequential,
-            world,
+            sequential,
+            world(apart),
             expected=problem.expected,
             ranges=problem.ranges,
             lemmas=all_lemmas(lemmas),
@@ -258,13 +263,18 @@ def _decided(
             **options,
         )
 
-    def proved(apart: bool = False) -> Proof:
-        _tell(progress, "proof")
-        return proved_of(captured.world(apart))
-
     def proved_with(joint: Joint) -> Proof:
         """Of ranks that were changed."""
-        return proved_of(world_of(joint, list(captured.relations)), locate=False)
+        return proved(_forms(problem, joint)[0], locate=False)
+
+    def again(form: Form, first: Proof) -> Proof:
+        """Where the first attempt does not prove it, each rank by itself."""
+
+        def attempt() -> Proof:
+            _tell(progress, "proof")
+            return proved(form, True)
+
+        return proved_apart(first, problem.mesh.size, attempt, limits.engine)
 
     def judged(proof: Proof) -> Judgement:
         return judge(
@@ -281,11 +291,16 @@ def _decided(
             along=problem.along,
         )
 
-    proof = first = proved()
+    forms = _forms(problem, captured.joint)
+    _tell(progress, "proof")
+    proof = first = proved(forms[0])
     _tell(progress, "oracle")
     judgement = judged(proof)
     if not judgement.different:
-        proof = proved_apart(first, problem.mesh.size, partial(proved, True), limits.engine)
+        proof = again(forms[0], first)
+        for form in forms[1:] if not proof.proved else ():
+            other = again(form, proved(form))
+            proof = other if len(other.findings) < len(proof.findings) else proof
         judgement = judgement if proof is first else judged(proof)
     elif judgement.amends and problem.along is None:
         stops, joint = Stops(limits.locate), captured.joint
@@ -299,6 +314,18 @@ def _decided(
     report.stats = _stats(problem.mesh.size, captured.seconds, proof.seconds, seconds)
     report.stats["oracle"] = {"trials": judgement.trials, "seed": seed, "skipped": judgement.skipped}
     return report
+
+
+def _forms(problem: Problem, joint: Joint) -> list[Form]:
+    """The programs in the forms in which they are tried to be proved. Where they read or write at constant positions, those
+    are spelled out first."""
+    captured = problem.captured
+    world = captured.world if joint is captured.joint else partial(world_of, joint, list(captured.relations))
+    raw: Form = captured.sequential, world
+    if captured.matched is not None or problem.along is not None:  # which is spelled out for its path
+        return [raw]
+    made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
+    return [raw] if made is None else [(made[0], partial(world_of, made[1], captured.relations)), raw]
 
 
 def _stats(ranks: int, capture: float, proof: float | None = None, oracle: float | None = None) -> dict[str, Any]:
