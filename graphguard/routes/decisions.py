@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from graphguard.aten.grouped import GROUPED, ends_of
 from graphguard.aten.kernels import Kernels
 from graphguard.errors import CaptureError
 from graphguard.graph.ir import Graph, Node, Source, Value
@@ -19,7 +20,6 @@ _WHOLE = ("int", "uint", "bool")
 # Only the shape of what they are given counts.
 SHAPE_ONLY = {f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
                                                   "new_full", "new_empty")}  # fmt: skip
-_GROUPED = {"aten._grouped_mm.default": 2}  # operators that read whole numbers themselves, and where these are
 
 
 def is_whole(value: Value) -> bool:
@@ -123,10 +123,7 @@ class _Search:
 
 def _positions(node: Node) -> list[Value]:
     """The whole numbers that an operator reads by itself."""
-    place = _GROUPED.get(node.op)
-    if place is None:
-        return []
-    given = node.kwargs.get("offs", node.args[place] if len(node.args) > place else None)
+    given = ends_of(node.args, node.kwargs) if node.op == GROUPED else None
     return [given] if isinstance(given, Value) else []
 
 

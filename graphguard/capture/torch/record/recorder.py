@@ -13,6 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from graphguard.aten.grouped import GROUPED, ends_of, is_defined, shape_of
 from graphguard.aten.kernels import Kernels, constant_of, tensors_in
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.torch.escapes.device import is_meta
@@ -224,6 +225,10 @@ class Recorder(TorchDispatchMode):
         info = call.info
         if info.dynamic and _shape_depends_on_data(call):
             result = self._known_shape(call)
+        elif info.name == GROUPED and call.args[0].dtype != torch.bfloat16 and is_defined(*call.args, **call.kwargs):
+            ends = ends_of(call.args, call.kwargs)  # without them nothing is known of the product, and torch would refuse it
+            self.constant_tensor(ends)
+            result = torch.empty(shape_of(*call.args[:2], ends.shape[0]), dtype=call.args[0].dtype, device=META)
         else:
             result = self._execute(call)
         if info.is_view:
