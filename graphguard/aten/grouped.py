@@ -1,4 +1,4 @@
-"""Products in groups (`torch._grouped_mm`) by their definition. torch's own kernels take bfloat16 alone, or rows of 16 bytes."""
+"""Products in groups (`torch._grouped_mm`) by their definition. torch's kernels take bfloat16 alone, or rows of 16 bytes."""
 
 from __future__ import annotations
 

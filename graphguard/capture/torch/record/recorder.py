@@ -228,7 +228,7 @@ class Recorder(TorchDispatchMode):
         elif info.name == GROUPED and call.args[0].dtype != torch.bfloat16 and is_defined(*call.args, **call.kwargs):
             ends = ends_of(call.args, call.kwargs)  # without them nothing is known of the product, and torch would refuse it
             self.constant_tensor(ends)
-            result = torch.empty(shape_of(*call.args[:2], ends.shape[0]), dtype=call.args[0].dtype, device=META)
+            result = torch.empty(shape_of(call.args[0], call.args[1], ends.shape[0]), dtype=call.args[0].dtype, device=META)
         else:
             result = self._execute(call)
         if info.is_view:
