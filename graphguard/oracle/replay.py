@@ -8,6 +8,7 @@ import torch
 
 from graphguard.aten.kernels import Kernels
 from graphguard.errors import ReplayError
+from graphguard.graph.collectives import NEW_GROUP
 from graphguard.graph.ir import Graph, Node, Value
 from graphguard.graph.matching import Joint, Match
 from graphguard.oracle.collectives import exchange
@@ -136,7 +137,7 @@ def run_as_far_as_it_goes(joint: Joint, inputs: Sequence[Tensors], kernels: Kern
                     match = joint.matched(node)
                     ready = posted.setdefault(match.id, set()) if match is not None else set()
                     ready.add(rank)
-                    if match is not None and len(ready) == len(match.group):
+                    if match is not None and match.op != NEW_GROUP and len(ready) == len(match.group):
                         _deliver(match, states)
     return states
 

@@ -18,6 +18,7 @@ from graphguard.errors import InternalError, UsageError
 from graphguard.graph.ir import Graph, Node, Value
 from graphguard.graph.matching import join
 from graphguard.oracle.replay import Run, run, run_joint
+from graphguard.oracle.trial import seeded
 from graphguard.relation.expectation import Expectation
 from graphguard.routes.counterparts import Counterparts, Part
 from graphguard.routes.decisions import Decided, Flow, decided_alone, decided_together, determined, is_whole, name_of_operator
@@ -47,12 +48,14 @@ class _Path:
     def __init__(self, problem: Problem, reads: Reads, sample: Tensors):
         self.before, self.raw, self.sample = problem, problem.captured, sample
         self.sequential = self.raw.sequential
-        self.state = run(self.sequential, sample, wide=True)
+        with seeded(0):
+            self.state = run(self.sequential, sample, wide=True)
         self.local = [
             _outputs(run(relation, {name: sample[name] for name in relation.inputs}, wide=True))
             for relation in self.raw.relations
         ]
-        states = run_joint(self.raw.joint, self.local, wide=True)
+        with seeded(0):
+            states = run_joint(self.raw.joint, self.local, wide=True)
         self.mine = decided_alone(self.sequential, reads[0])
         each = decided_together(self.raw.joint, reads[1:])
         self.ranks = [_Rank(decided, state) for decided, state in zip(each, states, strict=True)]

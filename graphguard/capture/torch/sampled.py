@@ -25,6 +25,7 @@ from graphguard.errors import CaptureError, GraphGuardError, MismatchError, Prog
 from graphguard.graph.ir import Graph, Value
 from graphguard.graph.matching import join
 from graphguard.oracle.replay import run, run_as_far_as_it_goes
+from graphguard.oracle.trial import seeded
 from graphguard.scope import known_lemmas
 
 MOST_ROUNDS = 64
@@ -152,7 +153,8 @@ class _Rounds:
             {name: (each.given or {})[name] for name in graph.inputs} for each, graph in zip(self.ranks, graphs, strict=True)
         ]
         try:
-            states = run_as_far_as_it_goes(join(graphs), given, Kernels(wide=True))
+            with seeded(0):  # what a constructor draws is replayed, too
+                states = run_as_far_as_it_goes(join(graphs), given, Kernels(wide=True))
         except ReplayError as error:
             raise CaptureError(f"the ranks cannot be replayed on the sample: {error}") from None
         for mine, state in zip(self.ranks, states, strict=True):
