@@ -12,7 +12,8 @@ from graphguard.checks.discovery import find_checks
 
 FOLDER = ROOT / "examples" / "libraries"
 NEEDS = {
-    "transformers_tp": "transformers", "transformers_experts": "transformers", "transformers_full_size": "transformers", "torchtitan_llama": "torchtitan",
+    "transformers_tp": "transformers", "transformers_experts": "transformers", "transformers_full_size": "transformers",
+    "torchtitan_llama": "torchtitan",
     "megatron_gpt": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_distributed": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_pipeline": "megatron.core.models.gpt.gpt_layer_specs",
