@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from graphguard.capture.front import Along, Captured, FrontEnd, Problem, Progress
 from graphguard.engine.proof import Proof
@@ -85,7 +85,13 @@ class Memory(Protocol):
     def keep(self, key: str, problem: Problem, report: Report) -> None: ...
 
 
-Form = tuple[Graph, Callable[[bool], World]]  # the sequential program, and the ranks by classes or apart
+class Form(NamedTuple):
+    """Both programs as a proof is given them. world: the ranks by classes; or, if it is told so, apart."""
+
+    sequential: Graph
+    world: Callable[[bool], World]
+    in_many_pieces: bool = False
+
 
 _COLLECTED: ContextVar[list[Job] | None] = ContextVar("collected", default=None)
 _PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
@@ -252,14 +258,13 @@ def _decided(
     graphs = executed.sequential, executed.joint, executed.relations
 
     def proved(form: Form, apart: bool = False, **options: bool) -> Proof:
-        sequential, world = form
         return prove(
-            sequential,
-            world(apart),
+            form.sequential,
+            form.world(apart),
             expected=problem.expected,
             ranges=problem.ranges,
             lemmas=all_lemmas(lemmas),
-            limits=limits.engine,
+            limits=limits.engine.for_many_pieces() if form.in_many_pieces else limits.engine,
             **options,
         )
 
@@ -321,11 +326,11 @@ def _forms(problem: Problem, joint: Joint) -> list[Form]:
     are spelled out first."""
     captured = problem.captured
     world = captured.world if joint is captured.joint else partial(world_of, joint, list(captured.relations))
-    raw: Form = captured.sequential, world
-    if captured.matched is not None or problem.along is not None:  # which is spelled out for its path
+    raw = Form(captured.sequential, world, problem.along is not None)
+    if captured.matched is not None or raw.in_many_pieces:
         return [raw]
     made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
-    return [raw] if made is None else [(made[0], partial(world_of, made[1], captured.relations)), raw]
+    return [raw] if made is None else [Form(made[0], partial(world_of, made[1], captured.relations), True), raw]
 
 
 def _stats(ranks: int, capture: float, proof: float | None = None, oracle: float | None = None) -> dict[str, Any]:

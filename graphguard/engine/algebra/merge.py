@@ -108,7 +108,20 @@ def scattered(table: Table, terms: Sequence[Term]) -> list[Term] | None:
 def _skips(term: Term, variable: Variable) -> bool:
     """Whether a sum goes along some axis by more than one element at a time, or along several axes of one factor."""
     strides = [[s for index in factor.at for v, s in index.terms if v == variable] for factor in term.factors]
-    return any(each and each != [1] for each in strides)
+    return any(each and each != [1] for each in strides) or _passes_itself(term, variable)
+
+
+def _passes_itself(term: Term, variable: Variable) -> bool:
+    """Whether a sum moves one of two factors of one atom along an axis in which the other stays. Which of them comes first
+    depends on the element, and where they meet they are a power."""
+    here = [f for f in term.factors if variable in f.variables()]
+    fixed = [f for f in term.factors if variable not in f.variables()]
+    for moving, other in itertools.product(here, fixed):
+        if moving.atom is other.atom:
+            axes = [(i, j) for i, j in zip(moving.at, other.at, strict=True) if i.key != j.key]
+            if len(axes) == 1 and axes[0][0].terms == ((variable, 1),) and not axes[0][1].terms:
+                return True
+    return False
 
 
 def _leaves_gaps(term: Term, variable: Variable) -> bool:
