@@ -326,8 +326,8 @@ def _forms(problem: Problem, joint: Joint) -> list[Form]:
     are spelled out first."""
     captured = problem.captured
     world = captured.world if joint is captured.joint else partial(world_of, joint, list(captured.relations))
-    raw = Form(captured.sequential, world, problem.along is not None)
-    if captured.matched is not None or raw.in_many_pieces:
+    raw = Form(captured.sequential, world)
+    if captured.matched is not None or problem.along is not None:  # which is spelled out for its path
         return [raw]
     made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
     return [raw] if made is None else [Form(made[0], partial(world_of, made[1], captured.relations), True), raw]
