@@ -1,6 +1,8 @@
 """Dropless experts along a fixed routing: which experts a token goes to is a list in the program. Rows are sorted by expert,
 exchanged in parts of unequal size, sorted again, and go all the way back."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -48,12 +50,20 @@ def of_their_sum(gates):
     return gates / gates.sum(-1, keepdim=True)
 
 
+def ended(y, p, dy):
+    """The rows and the gradients of an upstream one; without it, a number that all rows are in."""
+    if dy is not None:
+        return {"y": y.detach(), "grads": gradients(y, p, dy)}
+    loss = y.square().sum()
+    return {"loss": loss.detach(), "grads": gradients(loss, p)}
+
+
 # ---------------------------------------------------------------------- on one device
 def by_loop(routing, weigh):
     """Each expert takes its tokens, and adds to them."""
     experts = torch.tensor(routing)
 
-    def program(x, router, up, down, dy):
+    def program(x, router, up, down, dy=None):
         p = leaves({"x": x, "router": router, "up": up, "down": down})
         gates = weigh(torch.softmax(p["x"] @ p["router"], -1).gather(1, experts))
         y = torch.zeros_like(x)
@@ -61,7 +71,7 @@ def by_loop(routing, weigh):
             token, slot = torch.where(experts == number)
             rows = expert(p["x"][token], p["up"][number], p["down"][number])
             y = y.index_add(0, token, rows * gates[token, slot].unsqueeze(-1))
-        return {"y": y.detach(), "grads": gradients(y, p, dy)}
+        return ended(y, p, dy)
 
     return program
 
@@ -70,13 +80,13 @@ def by_mask(routing, weigh):
     """Every expert on every token, most of them with weight 0."""
     experts = torch.tensor(routing)
 
-    def program(x, router, up, down, dy):
+    def program(x, router, up, down, dy=None):
         p = leaves({"x": x, "router": router, "up": up, "down": down})
         probs = torch.softmax(p["x"] @ p["router"], -1)
         gates = weigh(probs * torch.zeros_like(probs).scatter(1, experts, 1.0))
         rows = torch.stack([expert(p["x"], *each) for each in zip(p["up"], p["down"], strict=True)], 1)
         y = torch.einsum("te,teh->th", gates, rows)
-        return {"y": y.detach(), "grads": gradients(y, p, dy)}
+        return ended(y, p, dy)
 
     return program
 
@@ -126,17 +136,19 @@ class Swapped(Way):
         return Exchange.apply(rows, self.sent, self.received, self.group)[self.by_expert]
 
 
-def summed_over(mesh, grads):
+def summed_over(mesh, found):
+    grads = {name: grad.contiguous() for name, grad in found["grads"].items()}
+    numbers = [grads["router"]] + ([found["loss"]] if "loss" in found else [])
     for axis in mesh.mesh_dim_names:
-        if axis != "tp":
-            dist.all_reduce(grads["router"], group=mesh[axis].get_group())
+        for number in numbers if axis != "tp" else ():
+            dist.all_reduce(number, group=mesh[axis].get_group())
     for name in ("up", "down") if "dp" in mesh.mesh_dim_names else ():
         dist.all_reduce(grads[name], group=mesh["dp"].get_group())
-    return grads
+    return {**found, "grads": grads}
 
 
 def dropless(routing, weigh, way=Way, finish=summed_over):
-    def program(x, router, up, down, dy, mesh):
+    def program(x, router, up, down, mesh, dy=None):
         tp = mesh["tp"].get_group() if "tp" in mesh.mesh_dim_names else None
         path = way(routing, mesh, up.size(0))
         p = leaves({"x": x, "router": router, "up": up, "down": down})
@@ -145,8 +157,7 @@ def dropless(routing, weigh, way=Way, finish=summed_over):
         out = torch.cat([expert(part, p["up"][n], p["down"][n]) for n, part in enumerate(parts)])
         rows = path.back(out if tp is None else reduce_from(out, tp)) * path.weights(gates)
         y = torch.zeros_like(x).index_add(0, path.order // CHOSEN, rows)
-        grads = {name: grad.contiguous() for name, grad in gradients(y, p, dy).items()}
-        return {"y": y.detach(), "grads": finish(mesh, grads)}
+        return finish(mesh, ended(y, p, dy))
 
     return program
 
@@ -166,11 +177,19 @@ def case_of(name, reference, routing, mesh, weigh=as_they_are):
     return Case(f"fixed-routes-{name}-{axes}", reference(routing, weigh), distributed, mesh, inputs, relation)
 
 
+def case_with_loss(mesh):
+    case = case_of("loss", by_loop, UNEVEN, mesh)
+    inputs = {name: spec for name, spec in case.inputs.items() if name != "dy"}
+    relation = {"loss": {}, **{path: each for path, each in case.relation.items() if path != "y"}}
+    return replace(case, inputs=inputs, relation=relation)
+
+
 MESHES = ({"ep": 2}, {"ep": 4}, {"ep": 2, "tp": 2}, {"dp": 2, "ep": 2})
 
 
 def correct():
     for mesh in MESHES:
+        yield case_with_loss(mesh)
         yield case_of("loop-uneven", by_loop, UNEVEN, mesh)
         yield case_of("loop-turns", by_loop, TURNS, mesh)
         yield case_of("mask-uneven", by_mask, UNEVEN, mesh)
