@@ -21,7 +21,8 @@ from graphguard.oracle.replay import Run, run, run_joint
 from graphguard.oracle.trial import seeded
 from graphguard.relation.expectation import Expectation
 from graphguard.routes.counterparts import Counterparts, Part
-from graphguard.routes.decisions import Decided, Flow, decided_alone, decided_together, determined, is_whole, name_of_operator
+from graphguard.routes.decisions import Decided, Flow, decided_alone, decided_together, determined, name_of_operator
+from graphguard.routes.evaluated import is_whole
 from graphguard.routes.lowering import lowered
 from graphguard.routes.sample import same_on, same_ranks_on
 

@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 from graphguard.aten.grouped import GROUPED, ends_of
 from graphguard.aten.kernels import Kernels
 from graphguard.errors import CaptureError
-from graphguard.graph.ir import Graph, Node, Source, Value
+from graphguard.graph.ir import Graph, Node, Value
 from graphguard.graph.matching import Joint
+from graphguard.routes.evaluated import is_whole
 
-_WHOLE = ("int", "uint", "bool")
 # Only the shape of what they are given counts.
 SHAPE_ONLY = {f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
                                                   "new_full", "new_empty")}  # fmt: skip
-
-
-def is_whole(value: Value) -> bool:
-    return value.dtype.startswith(_WHOLE)
 
 
 @dataclass(frozen=True)
@@ -166,7 +162,3 @@ def _follows(node: Node, sure: set[Value]) -> bool:
 # ---------------------------------------------------------------------- words
 def name_of_operator(op: str) -> str:
     return op.split(".")[1] if op.count(".") >= 1 else op
-
-
-def place_of(node: Node | None) -> Source | None:
-    return None if node is None else node.source
