@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from graphguard.aten.kernels import constant_of
+from graphguard.aten.kernels import constant_of, looks_unwritten
 from graphguard.capture.front import Along, Captured, Decision, Problem
 from graphguard.errors import InternalError, UsageError
 from graphguard.graph.ir import Graph, Node, Value
@@ -117,7 +117,7 @@ class _Path:
         for number, rank in enumerate(self.ranks):
             for value, node in rank.decided.received.items():
                 rank.known[value] = rank.state.values[value]
-                if value not in sure[number]:
+                if value not in sure[number] or looks_unwritten(rank.known[value]):
                     self._leave_open(number, f"what it receives from {_words(node)} does not follow from what is decided")
 
     def _leave_open(self, rank: int, why: str) -> None:

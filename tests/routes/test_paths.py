@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from harness import command
 
 import graphguard as gg
 from graphguard import Replicate, Shard
@@ -290,3 +291,25 @@ def test_every_form_of_a_report_says_that_it_is_along_paths(tmp_path):
 
 def test_the_same_seed_takes_the_same_paths():
     assert of_rows(selected, seed=3).decisions == of_rows(selected, seed=3).decisions
+
+
+CHECKED = """
+import graphguard as gg
+
+def largest(x):
+    return x * 2 if x.sum() > 0 else x
+
+@gg.check
+def same():
+    return gg.verify(largest, largest, mesh={"dp": 2}, inputs={"x": gg.Input((2, 2))})
+"""
+
+
+def test_the_exit_code_is_zero_and_with_strict_it_is_three(tmp_path, capsys):
+    file = tmp_path / "checks_of_paths.py"
+    file.write_text(CHECKED)
+    code, out, _ = command(capsys, "verify", str(file))
+    assert code == 0 and "verified along 2 paths: " in out
+    assert "1 verified; 1 along paths; all as expected" in out
+    code, out, _ = command(capsys, "verify", "--strict", str(file))
+    assert code == 3 and "verified along 2 paths (--strict allows no paths): " in out

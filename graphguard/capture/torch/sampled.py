@@ -109,8 +109,10 @@ class _Rounds:
         return [self.answers[take].graphs for take in takes]
 
     def look_again(self) -> None:
-        """A program whose captures differ has no graph: the sequential one and the first rank are captured once more."""
-        for rank in (None, 0):
+        """A program whose captures differ has no graph: the sequential one and the first rank are captured once more, and the
+        ranks that ask for what differs between processes."""
+        asking = [take.rank for take, answer in self.answers.items() if answer.asked]
+        for rank in dict.fromkeys([None, 0, *asking]):
             self._capture([Take(rank, 1)])
             if self.answers[Take(rank, 1)].digests != self.answers[Take(rank)].digests:
                 raise CaptureError(difference(rank, self.answers, None))
