@@ -7,11 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from graphguard.aten.kernels import Kernels, leaves_unwritten, looks_unwritten
+from graphguard.errors import ReplayError
 from graphguard.graph.ir import Graph, Node, Value
 from graphguard.graph.operators import name_of
 
 LARGEST = 1 << 20  # elements; what is larger is not computed
 _SHAPE_ALONE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}  # of their first operand
+
+_CANNOT = (ReplayError, RuntimeError, IndexError, TypeError, ValueError)
 
 
 def is_whole(value: Value) -> bool:
@@ -70,7 +73,10 @@ class Known:
         if any(self._data[each] is None for each in read):
             self._data.update(dict.fromkeys(node.outputs))
             return []
-        self._compute(node, read)
+        try:
+            self._compute(node, read)
+        except _CANNOT:  # there is no kernel on the CPU, or it would raise in the program, too: then nothing is known
+            self._data.update({output: None for output in node.outputs if output not in self._data})
         return []
 
     def _compute(self, node: Node, read: list[Value]) -> None:
@@ -91,4 +97,7 @@ def _is_beyond(node: Node) -> bool:
     """Whether only the ranks together, or chance, would know what a node gives."""
     if node.communicates or node.op.startswith("gg.") or any(value.numel > LARGEST for value in node.outputs):
         return True
-    return Kernels.function(node.op)[1].random
+    try:
+        return Kernels.function(node.op)[1].random
+    except ReplayError:  # no operator of this process
+        return True

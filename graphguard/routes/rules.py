@@ -188,29 +188,24 @@ def _scattered(site: Site, x: Value, dim: int, y: Value, write: Callable[..., Va
         return None
     dim %= len(x.shape)
     at = inside(data, x.shape[dim])
-    if at is None:
+    if at is None or (write is put and _is_twice(at, dim)):
         return None
     if not at.numel():
         return x
-    failed = False
 
     def leaf(block: torch.Tensor, box: Box) -> Value:
-        nonlocal failed
         mine = build.cut(build.box(y, box), dim, 0, at.shape[dim])
         made = write(build, build.box(x, box), dim, flat_places(block), mine)
-        failed |= made is None
-        return x if made is None else made
+        assert made is not None
+        return made
 
     others = [d for d in range(at.dim()) if d != dim]
-    covered: Box = {d: (0, at.shape[d]) for d in others}
-    made = build.in_blocks(at, others, leaf) if not _twice(at, dim, write is put) else None
-    return None if made is None or failed else _within(build, x, made, covered)
+    return _within(build, x, build.in_blocks(at, others, leaf), {d: (0, at.shape[d]) for d in others})
 
 
-def _twice(at: torch.Tensor, dim: int, matters: bool) -> bool:
+def _is_twice(at: torch.Tensor, dim: int) -> bool:
     """Whether two elements go to one place, so that which one is left is not known."""
-    ordered = at.sort(dim).values
-    return matters and bool((ordered.diff(dim=dim) == 0).any())
+    return bool((at.sort(dim).values.diff(dim=dim) == 0).any())
 
 
 def _within(build: Builder, x: Value, part: Value, box: Box) -> Value:

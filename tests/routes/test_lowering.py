@@ -183,6 +183,12 @@ def test_products_in_groups(rows, summed):
         first = last
 
 
+def test_what_has_no_kernel_here_is_not_known():
+    """`histc` of whole numbers: torch has it on a GPU alone."""
+    graph = capture_one(lambda x: x[:4] * torch.histc(WIDE, 4, 0, 3).view(4, 1), {"x": X})
+    assert any(node.op == "aten.histc.default" for node in lowered(graph).nodes)
+
+
 def test_what_is_not_certain_stays():
     """Two elements for one place, positions outside, and positions that are ranges."""
     twice = capture_one(lambda x: x.index_put((torch.tensor([1, 1]),), x[:2]), {"x": X})
