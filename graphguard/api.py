@@ -16,7 +16,7 @@ from graphguard.capture.torch.session import capture
 from graphguard.capture.torch.subject import LocalInputs
 from graphguard.capture.torch.training import train_step
 from graphguard.lemmas.user import Lemma
-from graphguard.pipeline import Job, run
+from graphguard.pipeline import PATHS, Job, run
 from graphguard.report.report import Report
 from graphguard.scope import counted
 
@@ -36,6 +36,7 @@ def verify(
     trials: int | None = None,
     seed: int = 0,
     limits: Mapping[str, int] | None = None,
+    paths: int = PATHS,
 ) -> Report:
     """Whether the distributed function refines the sequential one, for all inputs.
 
@@ -49,11 +50,12 @@ def verify(
         `{path: fn(full, coord)}`; an output that is not listed may have any.
     lemmas: what `gg.lemma` returned, for this check alone.
     trials: how often both programs are executed, 3 if left out; 0 if a proof is not to be looked at: without one, it is 3.
-    seed: of the first trial's inputs.
+    seed: of the first trial's inputs, and of the first path's.
     limits: `{name: number}`, of work; a report that is `unproven` names those that were reached.
+    paths: along how many paths programs are verified that read values, and go different ways by them; `report.paths` says so.
     """
     subject = functions(sequential, distributed, mesh, inputs, local_inputs)
-    return run(Job(TorchFrontEnd(subject, outputs), lemmas, trials, seed, limits))
+    return run(Job(TorchFrontEnd(subject, outputs), lemmas, trials, seed, limits, paths))
 
 
 @counted
@@ -71,6 +73,7 @@ def verify_model(
     trials: int | None = None,
     seed: int = 0,
     limits: Mapping[str, int] | None = None,
+    paths: int = PATHS,
 ) -> Report:
     """Whether the distributed module refines the sequential one in what `step` does with them, for all inputs and parameters.
 
@@ -82,7 +85,7 @@ def verify_model(
     All other arguments are those of `verify`.
     """
     subject = models(sequential, distributed, step, mesh, inputs, local_inputs)
-    return run(Job(TorchFrontEnd(subject, outputs, params), lemmas, trials, seed, limits))
+    return run(Job(TorchFrontEnd(subject, outputs, params), lemmas, trials, seed, limits, paths))
 
 
 def capture_function(

@@ -135,13 +135,15 @@ def verify(
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only checks whose verdict is not the expected one.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Everything that the reports have.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A verdict that has conditions is a failure.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A verdict that has conditions, or is along paths, is a failure.")
+    ] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Prove everything, and keep nothing for the next run.")] = False,
     apart: Annotated[bool, typer.Option("--ranks-apart", help="Capture every rank by itself, not by classes.")] = False,
     limits: Annotated[str, typer.Option(metavar="NAME=N[,NAME=N]", help="Allow for more work where a report says so.")] = "",
 ) -> None:
     """Run checks. Exits with 0 if every verdict is the expected one, 1 if something was refuted, 2 on errors, 3 if something
-    is unproven, or has conditions with --strict, 130 after Ctrl-C."""
+    is unproven, or has conditions or paths with --strict, 130 after Ctrl-C."""
     if quiet and verbose:
         raise UsageError("give -q or -v, not both")
     if jobs is not None and executor is not None:
@@ -496,7 +498,9 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     reports = [outcome.report for outcome in outcomes if outcome.report is not None and outcome.report.verified]
     conditional = sum(bool(report.conditions) for report in reports)
     failed = ", which is a failure with --strict" if any(outcome.has_forbidden_conditions for outcome in outcomes) else ""
-    aside = f"; {conditional} under conditions{failed}" if conditional else ""
+    along = sum(report.paths is not None for report in reports)
+    told = [f"{conditional} under conditions"] * bool(conditional) + [f"{along} along paths"] * bool(along)
+    aside = f"; {' and '.join(told)}{failed}" if told else ""
     return f"{_counted(outcomes)}{aside}; {'all as expected' if not unexpected else f'{unexpected} not as expected'}"
 
 

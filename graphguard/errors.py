@@ -20,7 +20,11 @@ class CaptureError(GraphGuardError):
     """The program does something that has no exact graph, such as reading the value of an input."""
 
     def located(self, where: str) -> CaptureError:
-        return CaptureError(f"{where}: {self}")
+        return type(self)(f"{where}: {self}")
+
+
+class ReadsValuesError(CaptureError):
+    """The program reads a value that depends on inputs: it has a graph along the path of a sample alone."""
 
 
 class ProgramError(GraphGuardError):

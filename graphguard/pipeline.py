@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from graphguard.capture.front import Captured, FrontEnd, Problem, Progress
+from graphguard.capture.front import Along, Captured, FrontEnd, Problem, Progress
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import prove
 from graphguard.engine.second_attempt import proved_apart
-from graphguard.errors import CaptureError, GraphGuardError, InternalError, MismatchError, UsageError, is_by_signal
+from graphguard.errors import (
+    CaptureError,
+    GraphGuardError,
+    InternalError,
+    MismatchError,
+    ReadsValuesError,
+    UsageError,
+    is_by_signal,
+)
 from graphguard.graph.class_matching import world_of
 from graphguard.graph.expanded import ExpandedJoint
+from graphguard.graph.ir import Graph
 from graphguard.graph.limits import Stops
 from graphguard.graph.listing import without_relations
 from graphguard.graph.matching import Joint
@@ -24,10 +33,14 @@ from graphguard.graph.world import World
 from graphguard.lemmas.known import all_lemmas
 from graphguard.lemmas.user import Lemma, by_operator
 from graphguard.report.report import Report
+from graphguard.routes.programs import with_constant_positions
 from graphguard.verdict.judge import Judgement, judge
 from graphguard.verdict.limits import Limits, limits_of
+from graphguard.verdict.paths import of_paths, without_decisions
 from graphguard.verdict.repairs import proved_repair
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
+
+PATHS = 5  # that are taken by programs that read values
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,16 @@ class Job:
     trials: int | None = None
     seed: int = 0
     limits: Mapping[str, int] | None = None
+    paths: int = PATHS
+
+
+@runtime_checkable
+class TakesPaths(Protocol):
+    """A front end of programs that may read values."""
+
+    def problems_along(
+        self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
+    ) -> Iterator[Problem]: ...
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,14 @@ class Memory(Protocol):
 
     def recall(self, key: str, problem: Problem) -> Report | None: ...
     def keep(self, key: str, problem: Problem, report: Report) -> None: ...
+
+
+class Form(NamedTuple):
+    """Both programs as a proof is given them. world: the ranks by classes; or, if it is told so, apart."""
+
+    sequential: Graph
+    world: Callable[[bool], World]
+    in_many_pieces: bool = False
 
 
 _COLLECTED: ContextVar[list[Job] | None] = ContextVar("collected", default=None)
@@ -122,10 +153,11 @@ def _report(job: Job) -> Report:
     try:
         problem = job.front.problem(frozenset(lemmas), progress)
     except MismatchError as error:
-        report = Report.of_findings([error.finding], [])
-        report.notes.append(f"after that, {error}")
-        report.stats = _stats(job.front.mesh.size, time.perf_counter() - begun)
-        return report
+        return _mismatched(job, error, begun)
+    except ReadsValuesError:
+        if not isinstance(job.front, TakesPaths):
+            raise
+        return _along_paths(job, job.front, lemmas, begun)
     memory = _MEMORY.get()
     question = Question(problem, lemmas, job.trials, job.seed, limits_of(job.limits))
     key = None if memory is None else memory.key(question)
@@ -138,8 +170,33 @@ def _report(job: Job) -> Report:
     return report
 
 
+def _mismatched(job: Job, error: MismatchError, begun: float) -> Report:
+    report = Report.of_findings([error.finding], [])
+    report.notes.append(f"after that, {error}")
+    report.stats = _stats(job.front.mesh.size, time.perf_counter() - begun)
+    return report
+
+
+def _along_paths(job: Job, front: TakesPaths, lemmas: Mapping[str, Lemma], begun: float) -> Report:
+    """Of programs that read values: one question for each path, until one is refuted. Nothing of it is kept."""
+    progress, answers = _PROGRESS.get(), list[tuple[Along | None, Report]]()
+    options: dict[str, Any] = {"trials": job.trials, "seed": job.seed, "limits": job.limits, "progress": progress}
+    try:
+        for problem in front.problems_along(job.paths, job.seed, frozenset(lemmas), progress):
+            answers.append((problem.along, decide(problem, lemmas, **options)))
+            if answers[-1][1].verdict == "refuted":
+                break
+    except MismatchError as error:
+        answers.append((None, _mismatched(job, error, begun)))
+    return of_paths(answers)
+
+
 def _check(job: Job) -> None:
     limits_of(job.limits)
+    if not isinstance(job.paths, int) or isinstance(job.paths, bool) or job.paths < 1:
+        raise UsageError(
+            f"paths= is {job.paths!r}; write along how many paths programs that read values are verified, from 1 on"
+        )
     if job.trials is not None and (not isinstance(job.trials, int) or isinstance(job.trials, bool) or job.trials < 0):
         raise UsageError(f"trials= is {job.trials!r}; write how often both programs are executed, 0 to take a proof as it is")
     if not isinstance(job.seed, int) or isinstance(job.seed, bool) or not 0 <= job.seed < 2**62:
@@ -167,6 +224,9 @@ def decide(
         report.stats = _stats(problem.mesh.size, captured.seconds)
     else:
         report = _decided(problem, lemmas or {}, trials, seed, limits_of(limits), progress)
+    if problem.along is not None:
+        without_decisions(report, problem.along)
+        captured = problem.along.raw
     report.parameters = dict(problem.parameters)
     report.assumptions += problem.guesses
     report.assumptions += [each.assumed for each in problem.expected.values() if each.assumed is not None]
@@ -194,26 +254,32 @@ def _decided(
 ) -> Report:
     """The verdict of a proof and an execution."""
     captured = problem.captured
-    graphs = captured.sequential, captured.joint, captured.relations
+    executed = captured if problem.along is None else problem.along.raw
+    graphs = executed.sequential, executed.joint, executed.relations
 
-    def proved_of(world: World, **options: bool) -> Proof:
+    def proved(form: Form, apart: bool = False, **options: bool) -> Proof:
         return prove(
-            captured.sequential,
-            world,
+            form.sequential,
+            form.world(apart),
             expected=problem.expected,
             ranges=problem.ranges,
             lemmas=all_lemmas(lemmas),
-            limits=limits.engine,
+            limits=limits.engine.for_many_pieces() if form.in_many_pieces else limits.engine,
             **options,
         )
 
-    def proved(apart: bool = False) -> Proof:
-        _tell(progress, "proof")
-        return proved_of(captured.world(apart))
-
     def proved_with(joint: Joint) -> Proof:
         """Of ranks that were changed."""
-        return proved_of(world_of(joint, list(captured.relations)), locate=False)
+        return proved(_forms(problem, joint)[0], locate=False)
+
+    def again(form: Form, first: Proof) -> Proof:
+        """Where the first attempt does not prove it, each rank by itself."""
+
+        def attempt() -> Proof:
+            _tell(progress, "proof")
+            return proved(form, True)
+
+        return proved_apart(first, problem.mesh.size, attempt, limits.engine)
 
     def judged(proof: Proof) -> Judgement:
         return judge(
@@ -227,15 +293,21 @@ def _decided(
             progress=None if progress is None else partial(progress, "oracle"),
             limits=limits,
             classes=None if captured.matched is None else captured.matched.classes,
+            along=problem.along,
         )
 
-    proof = first = proved()
+    forms = _forms(problem, captured.joint)
+    _tell(progress, "proof")
+    proof = first = proved(forms[0])
     _tell(progress, "oracle")
     judgement = judged(proof)
     if not judgement.different:
-        proof = proved_apart(first, problem.mesh.size, partial(proved, True), limits.engine)
+        proof = again(forms[0], first)
+        for form in forms[1:] if not proof.proved else ():
+            other = again(form, proved(form))
+            proof = other if len(other.findings) < len(proof.findings) else proof
         judgement = judgement if proof is first else judged(proof)
-    elif judgement.amends:
+    elif judgement.amends and problem.along is None:
         stops, joint = Stops(limits.locate), captured.joint
         ranks = joint.written_out() if isinstance(joint, ExpandedJoint) else joint  # which were executed, so they are few
         repair = proved_repair(judgement.amends, ranks, problem.mesh, proved_with, stops)
@@ -247,6 +319,18 @@ def _decided(
     report.stats = _stats(problem.mesh.size, captured.seconds, proof.seconds, seconds)
     report.stats["oracle"] = {"trials": judgement.trials, "seed": seed, "skipped": judgement.skipped}
     return report
+
+
+def _forms(problem: Problem, joint: Joint) -> list[Form]:
+    """The programs in the forms in which they are tried to be proved. Where they read or write at constant positions, those
+    are spelled out first."""
+    captured = problem.captured
+    world = captured.world if joint is captured.joint else partial(world_of, joint, list(captured.relations))
+    raw = Form(captured.sequential, world)
+    if captured.matched is not None or problem.along is not None:  # which is spelled out for its path
+        return [raw]
+    made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
+    return [raw] if made is None else [Form(made[0], partial(world_of, made[1], captured.relations), True), raw]
 
 
 def _stats(ranks: int, capture: float, proof: float | None = None, oracle: float | None = None) -> dict[str, Any]:

@@ -42,14 +42,15 @@ ROOMS = {
     "locate": "errors graph aten relation oracle",
     # front ends: what they make is in `capture.front`
     "capture.front": "errors graph relation",
-    "capture.torch": "errors scope graph aten relation oracle capture.front",
+    "routes": "errors graph aten relation oracle capture.front",
+    "capture.torch": "errors scope graph aten relation oracle capture.front routes",
     "capture.jax": "errors graph aten relation capture.front",
     "capture.hlo": "errors graph relation capture.front capture.jax",
     # from a problem to a report
     "render": "errors graph engine.proof lemmas oracle",
     "report": "errors graph engine.proof oracle render",
-    "verdict": "errors graph relation engine.limits engine.proof oracle counterexample locate render report",
-    "pipeline": "errors graph engine.proof engine.second_attempt engine.prove lemmas capture.front report verdict",
+    "verdict": "errors graph aten relation engine.limits engine.proof oracle counterexample locate capture.front render report",
+    "pipeline": "errors graph engine.proof engine.second_attempt engine.prove lemmas routes capture.front report verdict",
     "cache": "graph relation engine.proof capture.front oracle report verdict pipeline",
     # what users call
     "audit": "errors scope graph aten engine.terms engine.store engine.algebra engine.interpret engine.numeric engine.relate "

@@ -86,6 +86,25 @@ def layer_loss(model, x):
     return output.square().mean()
 
 
+def averaged(model):
+    """A fault: the library's mark of what every rank has, on the experts, too."""
+    for parameter in model.parameters():
+        parameter.allreduce = True
+    return buffered(model)
+
+
+def not_weighed(model, x):
+    """A fault: the ranks' experts do not get the gates of their tokens."""
+    weighed = SequentialMLP.forward
+
+    def unweighed(self, tokens, counts, gates):
+        return weighed(self, tokens, counts, torch.ones_like(gates))
+
+    if isinstance(model, DistributedDataParallel):
+        SequentialMLP.forward = unweighed
+    return layer_loss(model, x)
+
+
 def loss(model, ids, positions, mask):
     return model(ids, positions, mask, labels=ids).mean()
 
@@ -138,6 +157,47 @@ def gpt_with_experts():
     )  # fmt: skip
 
 
+# ---------------------------------------------------------------------- without a capacity
+def verify_dropless(dispatcher, step=None, prepare=buffered):
+    """How many tokens go to which expert is decided by the router, and read on the host: verified along paths."""
+    options = {"moe_token_dispatcher_type": dispatcher, "moe_expert_capacity_factor": None,
+               "moe_pad_expert_input_to_capacity": False}  # fmt: skip
+    return gg.verify_model(
+        sequential=alone(layer, **options),
+        distributed=replicas(layer, 2, prepare=prepare, **options),
+        step=step or Replicated(layer_loss),
+        mesh={"ep": 2},
+        inputs={"x": gg.Input((SEQUENCE, 2, HIDDEN), gg.Shard(0))},
+        outputs={"loss": gg.Partial("avg")},
+        paths=3,
+    )
+
+
+@gg.check
+def dropless_by_all_to_all():
+    return verify_dropless("alltoall")
+
+
+@gg.check
+def dropless_by_all_gather():
+    return verify_dropless("allgather")
+
+
+@gg.check(expect="refuted")
+def dropless_experts_are_averaged_like_replicas():
+    return verify_dropless("alltoall", prepare=averaged)
+
+
+@gg.check(expect="refuted")
+def dropless_gradients_are_not_finalized():
+    return verify_dropless("alltoall", Replicated(layer_loss, synchronised=False))
+
+
+@gg.check(expect="refuted")
+def dropless_experts_are_not_weighed():
+    return verify_dropless("allgather", Replicated(not_weighed))
+
+
 # ---------------------------------------------------------------------- faults
 @gg.check(expect="refuted")
 def tokens_are_dropped_by_each_rank():
@@ -147,11 +207,6 @@ def tokens_are_dropped_by_each_rank():
 
 @gg.check(expect="refuted")
 def experts_are_averaged_like_replicas():
-    def averaged(model):
-        for parameter in model.parameters():
-            parameter.allreduce = True  # the library's mark of what every rank has
-        return buffered(model)
-
     return verify_layer(replicas(layer, 2, prepare=averaged))
 
 
@@ -189,15 +244,4 @@ def loss_is_divided_by_the_ranks():
 
 @gg.check(expect="refuted")
 def experts_are_not_weighed():
-    """The ranks' experts do not get the gates of their tokens."""
-    weighed = SequentialMLP.forward
-
-    def unweighed(self, tokens, counts, gates):
-        return weighed(self, tokens, counts, torch.ones_like(gates))
-
-    def changed(model, x):
-        if isinstance(model, DistributedDataParallel):
-            SequentialMLP.forward = unweighed
-        return layer_loss(model, x)
-
-    return verify_layer(replicas(layer, 2), Replicated(changed))
+    return verify_layer(replicas(layer, 2), Replicated(not_weighed))

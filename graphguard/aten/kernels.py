@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from graphguard.aten.custom import WIDE, call_wide, is_custom
+from graphguard.aten.grouped import GROUPED, ends_of, grouped_mm, is_defined
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator, overload
 from graphguard.errors import ReplayError
 from graphguard.graph.ir import Arg, Constant, Node, Symbol, Value
@@ -102,6 +103,8 @@ class Kernels:
                 result, rounds = call_wide(function, args, kwargs)
                 self.rounds |= rounds
                 return result
+            if node.op == GROUPED and is_defined(*args, **kwargs):
+                return grouped_mm(args[0], args[1], ends_of(args, kwargs))
             return function(*args, **kwargs)
         finally:
             torch.set_default_dtype(before)

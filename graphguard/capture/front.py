@@ -15,7 +15,7 @@ from graphguard.errors import UsageError
 from graphguard.graph.class_matching import join_classes, world_of
 from graphguard.graph.dtypes import class_of
 from graphguard.graph.expanded import Expanded, ExpandedJoint
-from graphguard.graph.ir import Graph, Mesh
+from graphguard.graph.ir import Constant, Graph, Mesh, Value
 from graphguard.graph.matching import Joint
 from graphguard.graph.rank_class import RankClass
 from graphguard.graph.world import World
@@ -93,6 +93,34 @@ def captured_by_classes(sequential: Graph, world: World) -> Captured:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """Whole numbers that the sequential program makes, or is given, by which a program goes one way or another."""
+
+    text: str  # `topk at moe.py:318`, `the input lengths`
+    chosen: Constant  # what they are on the path
+
+
+@dataclass(frozen=True)
+class Along:
+    """The path of a sample: all inputs for which the sequential program decides as it does on the sample.
+
+    sample: the inputs of the sequential program.
+    raw: the programs as they were recorded; the problem's own graphs are written for the path.
+    decisions: of the sequential program, all that is assumed of the inputs.
+    deciding: by program as it was recorded, the sequential one first, the values that decide.
+    of_ranks: by output that says that ranks decide as the sequential program does, the decision in words.
+    unexplained: what ranks decide, or receive, that is not known to follow.
+    """
+
+    sample: Mapping[str, Constant]
+    raw: Captured
+    decisions: tuple[Decision, ...]
+    deciding: tuple[tuple[Value, ...], ...]
+    of_ranks: Mapping[str, str]
+    unexplained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Problem:
     """Whether the ranks refine the sequential program.
 
@@ -100,6 +128,7 @@ class Problem:
     bounds: of every input that the user names, (None, None) where none is stated.
     parameters: by parameter of a module, its relation to the ranks' ones and how it was found, for the report.
     guesses: what was taken for granted of parameters.
+    along: the path on which this is asked, if it is not for all inputs.
     """
 
     mesh: Mesh
@@ -108,6 +137,7 @@ class Problem:
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     guesses: tuple[str, ...] = ()
+    along: Along | None = None
 
     @property
     def ranges(self) -> dict[str, Bounds]:

@@ -111,7 +111,7 @@ class Outcome:
     check: Check
     report: Report | None
     error: GraphGuardError | None
-    strict: bool = False  # whether a verdict under conditions is a failure
+    strict: bool = False  # whether a verdict under conditions, or along paths, is a failure
 
     @property
     def as_expected(self) -> bool:
@@ -120,9 +120,9 @@ class Outcome:
 
     @property
     def has_forbidden_conditions(self) -> bool:
-        """Whether the verdict is the expected one but for its conditions."""
+        """Whether the verdict is the expected one but for its conditions, or but for being along paths."""
         verified = self.report is not None and self.report.verdict == self.check.expect == "verified"
-        return verified and self.strict and bool(self.report and self.report.conditions)
+        return verified and self.strict and bool(self.report and (self.report.conditions or self.report.paths is not None))
 
     @property
     def exit_code(self) -> int:

@@ -35,7 +35,7 @@ def verify_many(
         found by their file and name.
     executor: any `concurrent.futures.Executor`, a Dask client, or `"dask://HOST:PORT"`; left out, processes of this machine.
     processes: how many of these at a time; left out, as many as there are cores.
-    strict: whether a verdict that has conditions is a failure.
+    strict: whether a verdict that has conditions, or is along paths, is a failure.
     limits: of work, whatever the checks say.
     cache: whether results are kept, and those of earlier runs taken where nothing has changed.
 

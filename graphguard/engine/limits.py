@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from graphguard.graph.ir import Node
@@ -43,6 +43,7 @@ class Limits:
     steps: int = limit(24, "sums that are written out in more than {} steps")
     written_terms: int = limit(32, "sums that have more than {} terms when they are written out")
     written_power: int = limit(3, "sums to powers above {}, written out")
+    scattered: int = limit(1024, "sums of more than {} elements that lie apart, compared one by one")
     work: int = limit(1000, "more than {} terms written out in vain for one output")
     operands: int = limit(4, "operands compared with more than {} of the sequential program's")
     astray: int = limit(40_000, "more than {} factors, for each class of ranks, in what is no part of any sequential tensor")
@@ -57,6 +58,16 @@ class Limits:
     visits: int = limit(4000, "more than {} operations on the way to where a relation breaks", proves=False)
     pictures: int = limit(1000, "more than {} comparisons for what the operands of findings are", proves=False)
     listed: int = limit(40_000, "more than {} comparisons for the relations of all operations", proves=False)
+
+    def for_many_pieces(self) -> Limits:
+        """For programs whose rows go ways of their own: each of them is a piece. What was set otherwise stays."""
+        default = Limits()
+        return replace(self, **{name: most for name, most in _MANY.items() if getattr(self, name) == getattr(default, name)})
+
+
+_MANY = {
+    "terms": 256, "terms_in_all": 1024, "cells": 1024, "steps": 200, "written_terms": 512, "scattered": 8192, "work": 20_000,
+}  # fmt: skip
 
 
 class ProofStops(Stops):

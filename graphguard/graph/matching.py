@@ -48,6 +48,10 @@ class Joint:
     def match_of(self, rank: int, node: Node) -> Match:
         return self._by_node[node]
 
+    def matched(self, node: Node) -> Match | None:
+        """The communication that a node takes part in; None for one that the ranks do not come to."""
+        return self._by_node.get(node)
+
     def returning(self, path: str) -> list[bool]:
         """By rank, whether it returns an output."""
         return [graph.outputs.get(path) is not None for graph in self.graphs]

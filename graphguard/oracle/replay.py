@@ -8,6 +8,7 @@ import torch
 
 from graphguard.aten.kernels import Kernels
 from graphguard.errors import ReplayError
+from graphguard.graph.collectives import NEW_GROUP
 from graphguard.graph.ir import Graph, Node, Value
 from graphguard.graph.matching import Joint, Match
 from graphguard.oracle.collectives import exchange
@@ -115,26 +116,29 @@ def replay_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False)
 
 
 def run_joint(joint: Joint, inputs: Sequence[Tensors], *, wide: bool = False, kernels: Kernels | None = None) -> list[Run]:
-    kernels = kernels or Kernels(wide)
+    states = run_as_far_as_it_goes(joint, inputs, kernels or Kernels(wide))
+    waiting = [rank for rank, state in enumerate(states) if not state.done]
+    if waiting:
+        raise ReplayError(f"ranks {waiting} wait for values that never come")
+    return states
+
+
+def run_as_far_as_it_goes(joint: Joint, inputs: Sequence[Tensors], kernels: Kernels) -> list[Run]:
+    """The same of ranks that may not be captured to their ends: each runs until it needs what no rank sends."""
     states = [Run(graph, given, kernels) for graph, given in zip(joint.graphs, inputs, strict=True)]
     posted: dict[int, set[int]] = {}
+    moved = True
     with torch.no_grad():
-        running = list(range(len(states)))
-        while running:
+        while moved:
             moved = False
-            for rank in list(running):
-                for node in _until_stuck(states[rank]):
+            for rank, state in enumerate(states):
+                for node in _until_stuck(state):
                     moved = True
-                    match = joint.match_of(rank, node)
-                    ready = posted.setdefault(match.id, set())
+                    match = joint.matched(node)
+                    ready = posted.setdefault(match.id, set()) if match is not None else set()
                     ready.add(rank)
-                    if len(ready) == len(match.nodes):
+                    if match is not None and match.op != NEW_GROUP and len(ready) == len(match.group):
                         _deliver(match, states)
-                if states[rank].done:
-                    running.remove(rank)
-                    moved = True
-            if not moved:
-                raise ReplayError(f"ranks {running} wait for values that never come")
     return states
 
 

@@ -9,17 +9,19 @@ steps such as `floor`, and terms that cancel.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from graphguard.aten.kernels import Lookup
+from graphguard.errors import ReplayError
 from graphguard.graph.ir import Node, Value
 from graphguard.graph.operators import COMPARES, EXACT, name_of
 from graphguard.oracle.draws import drawn
 from graphguard.oracle.overflow import overflows
 from graphguard.oracle.reference import is_real
-from graphguard.oracle.replay import run_joint
+from graphguard.oracle.replay import Run, run_joint
 from graphguard.oracle.slice import Programs
 from graphguard.oracle.trial import Forgiving, Trial, UndefinedError, alone_on, local_inputs, seeded
 
@@ -29,6 +31,10 @@ _UNITS = 2  # in the last place, by which results are moved, at most
 _ORDERS = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode"}
 _NEAR = 8  # units in the last place: which of two such numbers is larger was decided by rounding
 _OPERAND_BITS, _RESULT_BITS = 29, 12  # that are zero at the end of a number of which nothing was rounded away
+
+
+Stays = Callable[[Run, Sequence[Run]], bool]
+_OFF_PATH = "rounding, or the order of equal numbers, decides which way the programs go"
 
 
 class Wavering(Forgiving):
@@ -104,8 +110,9 @@ def _ends_in_zeros(tensor: torch.Tensor, bits: int) -> torch.Tensor:
     return (tensor.to(torch.float64).contiguous().view(torch.int64) & ((1 << bits) - 1)) == 0
 
 
-def look_again(programs: Programs, trial: Trial, runs: int) -> None:
-    """Make the trial say less, where its numbers are not sure."""
+def look_again(programs: Programs, trial: Trial, runs: int, stays: Stays | None = None) -> None:
+    """Make the trial say less, where its numbers are not sure. stays: whether the programs are still on their path, if there is
+    one; where rounding alone leads them off it, the trial says nothing."""
     sequential, joint, relations = programs
     inputs = drawn(trial.draws, trial.seed)
     local = local_inputs(relations, inputs)
@@ -119,6 +126,12 @@ def look_again(programs: Programs, trial: Trial, runs: int) -> None:
                 states = run_joint(joint, local, kernels=kernels)
         except UndefinedError:
             continue
+        except ReplayError:
+            if stays is None:
+                raise
+            raise UndefinedError(_OFF_PATH) from None
+        if stays is not None and not stays(alone, states):
+            raise UndefinedError(_OFF_PATH)
         if any(map(overflows, states)):
             trial.forgive_overflow()
         for path, reference in trial.references.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphguard.render.plain import (
     Place,
     Plain,
+    along_text,
     as_expected,
     counterexample_text,
     finding_text,
@@ -24,6 +25,11 @@ def github(plain: Plain) -> str:
 def _annotations(check: Plain) -> list[str]:
     if check["verdict"] is None:
         return [_annotation("error", home_of(check), f"{name_of(check)} could not run", check["error"])]
+    if along_text(check) and not check["conditions"]:
+        level = "error" if has_forbidden_conditions(check) else "notice"
+        return [
+            _annotation(level, home_of(check), "paths", f"{name_of(check)} is verified{along_text(check)}, not for all inputs")
+        ]
     if check["verdict"] == "verified" and check["conditions"]:
         level = "error" if has_forbidden_conditions(check) else "warning"
         return [
@@ -31,7 +37,7 @@ def _annotations(check: Plain) -> list[str]:
                 level,
                 place_of(each["source"]) or home_of(check),
                 "condition",
-                f"{name_of(check)} is verified where {each['text']}",
+                f"{name_of(check)} is verified{along_text(check)} where {each['text']}",
             )
             for each in check["conditions"]
         ]

@@ -42,16 +42,14 @@ def page(report: ShownReport, name: str = "", expect: str | None = None) -> str:
     """The whole report."""
     title = name or "GraphGuard report"
     aside = "" if expect in (None, report.verdict) else f" (expected {expect})"
-    head = (
-        f'<header>{_badge(report.verdict)}<h1>{escape(title)}{escape(aside)}</h1><span class="soft">GraphGuard</span></header>'
-    )
+    head = f'<header>{_badge(report)}<h1>{escape(title)}{escape(aside)}</h1><span class="soft">GraphGuard</span></header>'
     return _document(f"{report.verdict}: {title}", head + _summary(report) + _operations(report) + _grounds(report))
 
 
 def fragment(report: ShownReport) -> str:
     """For a notebook: no script, and no operations."""
     style = f"<style>{_asset('page.css')}</style>"
-    return f'{style}<div class="graphguard">{_badge(report.verdict)}{_summary(report)}{_grounds(report)}</div>'
+    return f'{style}<div class="graphguard">{_badge(report)}{_summary(report)}{_grounds(report)}</div>'
 
 
 def _document(title: str, body: str) -> str:
@@ -68,8 +66,14 @@ def _document(title: str, body: str) -> str:
 
 
 # ---------------------------------------------------------------------- parts of a page
-def _badge(verdict: str) -> str:
-    return f'<span class="verdict {escape(verdict)}">{escape(verdict)}</span>'
+def _badge(report: ShownReport) -> str:
+    """The verdict, and that it is not one for all inputs, if it is not."""
+    along = f" along {report.paths} paths" if report.verified and report.paths is not None else ""
+    return _label(report.verdict, report.verdict + along)
+
+
+def _label(kind: str, text: str) -> str:
+    return f'<span class="verdict {escape(kind)}">{escape(text)}</span>'
 
 
 def _summary(report: ShownReport) -> str:
@@ -172,6 +176,7 @@ def _grounds(report: ShownReport) -> str:
     found = [f"{name}: {text}" for name, text in report.parameters.items()]
     lists = {
         "Conditions": [str(condition) for condition in report.conditions],
+        "Decisions by values": [str(choice) for choice in report.decisions],
         "Notes": report.notes,
         "Assumptions": report.assumptions,
         "Parameters": found,
@@ -264,7 +269,7 @@ class Pages:
         self.counts["error" if report is None else report.verdict] += 1
         if report is None:
             name, why = escape(str(check)), escape(str(outcome.error))
-            cells = f"{_badge('error')}</td><td class=name>{name}</td><td>{why}</td><td class=number>"
+            cells = f"{_label('error', 'error')}</td><td class=name>{name}</td><td>{why}</td><td class=number>"
         else:
             file = self._file(check.name)
             write_text(os.path.join(self.folder, file), page(report, str(check), check.expect))
@@ -273,7 +278,7 @@ class Pages:
             aside = "" if outcome.as_expected else f"<br><span class=soft>expected {escape(check.expect)}</span>"
             seconds = sum(value or 0.0 for value in report.stats.get("seconds", {}).values())
             cells = (
-                f'{_badge(report.verdict)}{aside}</td><td class=name><a href="{escape(file)}">{escape(str(check))}</a></td>'
+                f'{_badge(report)}{aside}</td><td class=name><a href="{escape(file)}">{escape(str(check))}</a></td>'
                 f"<td>{'<br>'.join(map(escape, reasons))}</td><td class=number>{seconds:.2f}"
             )
         self.rows.append(f"<tr><td class=fixed>{cells}</td></tr>")

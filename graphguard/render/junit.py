@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from graphguard.render.plain import Plain, as_expected, conditions_text, counterexample_text, finding_text, surprise
+from graphguard.render.plain import (
+    Plain,
+    along_text,
+    as_expected,
+    conditions_text,
+    counterexample_text,
+    finding_text,
+    surprise,
+)
 
 _INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -43,6 +51,7 @@ def _add_case(suite: ElementTree.Element, check: Plain) -> None:
         failure.text = _valid("\n".join(_details(check)))
     else:
         text = "\n".join(relation["text"] for relation in check["relation"].values())
+        text += f"\nverified{along_text(check)}" if along_text(check) else ""
         text += f"\nwhere {conditions_text(check)}" if text and check["conditions"] else ""
         ElementTree.SubElement(case, "system-out").text = _valid("\n".join([text] if text else _details(check)))
 

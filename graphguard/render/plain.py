@@ -36,7 +36,8 @@ def as_expected(check: Plain) -> bool:
 
 
 def has_forbidden_conditions(check: Plain) -> bool:
-    return bool(check["strict"] and check["verdict"] == check["expect"] == "verified" and check["conditions"])
+    verified = check["verdict"] == check["expect"] == "verified"
+    return bool(check["strict"] and verified and (check["conditions"] or check["paths"] is not None))
 
 
 def conditions_text(check: Plain) -> str:
@@ -44,9 +45,19 @@ def conditions_text(check: Plain) -> str:
     return " and ".join(f"{each['text']}, {each['source']}" for each in check["conditions"])
 
 
+def along_text(check: Plain) -> str:
+    """That a verdict is not one for all inputs; nothing if it is."""
+    if check["verdict"] != "verified" or check["paths"] is None:
+        return ""
+    decided = "; ".join(f"{each['text']}, {each['ways']} tried" for each in check["decisions"])
+    return f" along {check['paths']} {'path' if check['paths'] == 1 else 'paths'} ({decided})"
+
+
 def surprise(check: Plain) -> str:
     """The verdict of a check that was to have another, in words."""
     if has_forbidden_conditions(check):
+        if not check["conditions"]:
+            return f"{name_of(check)} is verified{along_text(check)}, but --strict asks for all inputs"
         return f"{name_of(check)} is verified where {conditions_text(check)}, but --strict allows no conditions"
     return f"{name_of(check)} is {check['verdict']}, but {check['expect']} is expected"
 

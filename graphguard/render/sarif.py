@@ -15,6 +15,7 @@ from graphguard.render.explain import PAGES
 from graphguard.render.plain import (
     Place,
     Plain,
+    along_text,
     as_expected,
     counterexample_text,
     finding_text,
@@ -100,6 +101,9 @@ def _notifications(check: Plain) -> list[dict[str, Any]]:
         text = f"{name_of(check)} could not run: {check['error']}"
     elif check["verdict"] == "verified" and check["conditions"]:
         return [_conditional(check, condition) for condition in check["conditions"]]
+    elif along_text(check) and as_expected(check):
+        home, text = home_of(check), f"{name_of(check)} is verified{along_text(check)}, not for all inputs"
+        return [{"level": "note", "message": {"text": text}, **({"locations": [_location(home)]} if home else {})}]
     elif not as_expected(check) and not check["findings"]:
         text = surprise_text(check)
     else:
@@ -110,7 +114,7 @@ def _notifications(check: Plain) -> list[dict[str, Any]]:
 
 def _conditional(check: Plain, condition: Plain) -> dict[str, Any]:
     place = place_of(condition["source"]) or home_of(check)
-    text = f"{name_of(check)} is verified where {condition['text']}"
+    text = f"{name_of(check)} is verified{along_text(check)} where {condition['text']}"
     level = "error" if has_forbidden_conditions(check) else "warning"
     return {"level": level, "message": {"text": text}, **({"locations": [_location(place)]} if place else {})}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from graphguard.engine.proof import Condition, Relation
@@ -28,6 +28,11 @@ class ShownReport(Protocol):
     stats: dict[str, Any]
     conditions: tuple[Condition, ...]
     stopped: tuple[Stop, ...]
+    paths: int | None
+
+    @property
+    def decisions(self) -> Sequence[object]: ...
+
     programs: list[ListedProgram] | None
 
     @property

@@ -129,7 +129,7 @@ def head_line(outcome: ShownOutcome) -> Line:
     report, expect = outcome.report, outcome.check.expect
     aside = f" (expected {expect})" if not outcome.as_expected else " (as expected)" if expect != "verified" else ""
     if outcome.has_forbidden_conditions:
-        aside = " (--strict allows no conditions)"
+        aside = f" (--strict allows no {'conditions' if report.conditions else 'paths'})"
     where = report.headline.removeprefix(report.verdict)
     return [Piece(report.verdict, report.verdict), Piece(f"{where}{aside}: {outcome.check}")]
 
@@ -149,7 +149,8 @@ def report_lines(report: ShownReport, look: Look) -> list[Line]:
     lines += _open_ends(report, look)
     if len(report.conditions) > SHOWN_CONDITIONS or (report.conditions and not report.verified):
         lines += _texts("where: ", [str(condition) for condition in report.conditions], look)
-    rest = [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
+    rest = _texts("decided: ", [str(each) for each in report.decisions], look)
+    rest += [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
     if look.verbose:
         rest += _texts("parameter ", [f"{name}: {found}" for name, found in report.parameters.items()], look)
     rest += _stats(report)

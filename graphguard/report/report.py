@@ -48,6 +48,21 @@ class OutputRelation(dict[str, Relation]):
         }
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a program decided by values, on all paths that were tried. ways: how many different ones there were."""
+
+    text: str  # `topk at moe.py:318`
+    ways: int
+    seen: str  # `2 to 4 of 4 numbers occur`
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.ways} {'way' if self.ways == 1 else 'ways'} tried; {self.seen}"
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"text": self.text, "ways": self.ways, "seen": self.seen}
+
+
 @dataclass
 class Report:
     """The answer to one check.
@@ -65,6 +80,8 @@ class Report:
     captured at once, or why they were captured `one_by_one`.
     conditions: what must hold so that what only the ranks compute is defined; the proof says nothing of other inputs.
     stopped: limits of work that were reached, and what they may have left open.
+    paths: along how many paths the verdict holds, for programs that read values; None if it is for all inputs.
+    decisions: what the sequential program decides by values, which says what a path is.
     """
 
     verdict: str
@@ -79,6 +96,8 @@ class Report:
     stats: dict[str, Any] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
     stopped: tuple[Stop, ...] = ()
+    paths: int | None = None
+    decisions: tuple[Choice, ...] = ()
     make_listing: Callable[[], list[ListedProgram]] | None = field(default=None, repr=False, compare=False)
     programs: list[ListedProgram] | None = field(default=None, repr=False, compare=False)
 
@@ -108,12 +127,18 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """The verdict with its conditions: `verified where x != 0, model.py:12`."""
-        if not self.conditions or not self.verified:
+        """The verdict with its conditions, and with its paths: `verified along 5 paths where x != 0, model.py:12`."""
+        if not self.verified:
             return self.verdict
+        along = "" if self.paths is None else f" along {self.paths} {'path' if self.paths == 1 else 'paths'}"
+        return f"{self.verdict}{along}{self._where()}"
+
+    def _where(self) -> str:
+        if not self.conditions:
+            return ""
         said = [str(condition) for condition in self.conditions[:SHOWN_CONDITIONS]]
         more = len(self.conditions) - len(said)
-        return f"{self.verdict} where {' and '.join(said)}{f', and {more} more' if more else ''}"
+        return f" where {' and '.join(said)}{f', and {more} more' if more else ''}"
 
     def raise_if_not_verified(self) -> None:
         """Raise a `NotVerifiedError` that has the report."""
@@ -130,6 +155,8 @@ class Report:
             "conjecture": self.conjecture,
             "assumptions": self.assumptions,
             "conditions": [condition.to_plain() for condition in self.conditions],
+            "paths": self.paths,
+            "decisions": [choice.to_plain() for choice in self.decisions],
             "notes": self.notes,
             "parameters": self.parameters,
             "opaque": self.opaque,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from graphguard.capture.front import Along
 from graphguard.counterexample.script import script_of
 from graphguard.counterexample.shrinking import Difference, shrunk
 from graphguard.counterexample.small_input import Shrunk
@@ -45,6 +46,7 @@ from graphguard.oracle.thresholds import Thresholds, thresholds
 from graphguard.oracle.trial import Trial, UndefinedError, execute
 from graphguard.relation.expectation import Expectation
 from graphguard.verdict.limits import Limits
+from graphguard.verdict.on_path import OnPath
 
 FAILED = "it cannot be executed"  # begins why nothing was, if it was tried: the machine may be at fault
 TRIALS = 3
@@ -122,6 +124,7 @@ def judge(
     small: bool = True,
     limits: Limits | None = None,
     classes: Sequence[RankClass] | None = None,
+    along: Along | None = None,
 ) -> Judgement:
     """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated.
 
@@ -131,6 +134,7 @@ def judge(
     small: whether time is spent on making a counterexample small.
     progress: told how many operations of how many were run, where that takes longer than a second.
     classes: of very many ranks, which are written out only if that can be afforded.
+    along: the path on which the programs were recorded: nothing is said of inputs on which they would go another way.
     """
     begun = time.perf_counter()
     if joint.findings:
@@ -151,6 +155,7 @@ def judge(
     if isinstance(joint, ExpandedJoint):  # which can be afforded
         programs = Programs(sequential, joint.written_out(), list(relations))
     judging = _Judging(programs, expected, proved or {}, no_parts or {}, small, trials != 0, stops, Stops(limits.locate))
+    judging.on_path = None if along is None else OnPath(along, ranges)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
         judging.run(ranges, count, seed)
@@ -196,6 +201,7 @@ class _Judging:
         self.trials: list[Trial] = []
         self.further: list[Trial] = []  # of other kinds, for outputs without a proof
         self.watch: Watch | None = None
+        self.on_path: OnPath | None = None
         self.looks = affordable(cost(programs.graphs), second_look.MOST, stops)[0]
 
     @property
@@ -205,6 +211,9 @@ class _Judging:
 
     # ------------------------------------------------------------------ execution
     def run(self, ranges: Ranges, count: int, seed: int) -> None:
+        if self.on_path is not None:
+            self._run_on(self.on_path, count, seed)
+            return
         self.special = thresholds([self.sequential, *self.joint.graphs[:1], *self.joint.graphs[1:][-1:]], ranges)
         self.indexed = indexed(self.sequential, ranges, self.joint.graphs)
         self.ranges = [self.indexed.bounds]
@@ -219,6 +228,21 @@ class _Judging:
             for number, regime in enumerate(_OTHERS[:most], len(self.trials)):
                 with suppress(UndefinedError):
                     self.further.append(self._trial(regime, seed + number))
+
+    def _run_on(self, path: OnPath, count: int, seed: int) -> None:
+        """On the sample of a path, and near it."""
+        for number in range(count):
+            inputs = path.inputs(number, seed)
+            try:
+                trial = execute(self.sequential, self.joint, self.relations, inputs, path.regime, seed + number, self.watch)
+            except (UndefinedError, ReplayError):
+                if number == 0:
+                    raise
+                continue
+            if path.has(trial.sequential, trial.ranks):
+                trial.keep_outputs()
+                self.trials.append(trial)
+        self.small = False  # what is smaller may be on another path
 
     def _narrower(self) -> list[Ranges]:
         """Small numbers, for a program that indexes with integers in ways that nothing is known of, and raises."""
@@ -322,7 +346,8 @@ class _Judging:
                 return outcomes, [path for path in where if path in self.proved]
             for trial in unsure.values():
                 runs = second_look.NEXT if trial.looks else second_look.FIRST
-                look_again(self.programs, trial, min(runs, max(1, self.looks - trial.looks)))
+                stays = None if self.on_path is None else self.on_path.has
+                look_again(self.programs, trial, min(runs, max(1, self.looks - trial.looks)), stays)
 
     def _may_be_rounding(self, trial: Trial, path: str) -> bool:
         """Whether it was not looked at again, or not often enough for numbers that move."""

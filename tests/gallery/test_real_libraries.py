@@ -12,7 +12,8 @@ from graphguard.checks.discovery import find_checks
 
 FOLDER = ROOT / "examples" / "libraries"
 NEEDS = {
-    "transformers_tp": "transformers", "transformers_full_size": "transformers", "torchtitan_llama": "torchtitan",
+    "transformers_tp": "transformers", "transformers_experts": "transformers", "transformers_full_size": "transformers",
+    "torchtitan_llama": "torchtitan",
     "megatron_gpt": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_distributed": "megatron.core.models.gpt.gpt_layer_specs",
     "megatron_pipeline": "megatron.core.models.gpt.gpt_layer_specs",
@@ -39,10 +40,15 @@ PROVED = [
     "megatron_gpt::gated_transformer_layer",
     "megatron_gpt::gpt_with_sequence_parallelism",
     "megatron_experts::experts_on_two_ranks",
+    "megatron_experts::dropless_by_all_to_all",
+    "transformers_experts::qwen3_moe_in_groups",
 ]
 if os.environ.get("GRAPHGUARD_TEST_CASES") == "all":
     PROVED = [name for name, given in CHECKS.items() if not given]
-FORWARD_ONLY = {"megatron_experts::output_of_the_layer"}
+FORWARD_ONLY = {
+    "megatron_experts::output_of_the_layer", "transformers_experts::qwen3_moe_in_groups",
+    "transformers_experts::qwen3_moe_in_a_loop", "transformers_experts::mixtral_in_groups",
+}  # fmt: skip
 # By fault: the kind of the first finding that locates it, the file and the words of the line.
 LOCATED = {
     "torch_tensor_parallel::row_parallel_without_a_reduction": (

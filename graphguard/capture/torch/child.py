@@ -14,6 +14,7 @@ from graphguard.capture.torch.escapes.ambient import Ambient
 from graphguard.capture.torch.lanes.run import NotByClasses
 from graphguard.capture.torch.program import Program, flat_inputs, record_outputs
 from graphguard.capture.torch.record.recorder import Recorder
+from graphguard.capture.torch.record.sampled import Sample, SampledFolder
 from graphguard.capture.torch.relation.inputs import is_a_part, localise, upper_bounds
 from graphguard.capture.torch.sources import is_user_file
 from graphguard.capture.torch.subject import Subject
@@ -24,9 +25,12 @@ from graphguard.graph.ir import Graph, Source
 from graphguard.graph.prune import prune
 
 
-def record_sequential(subject: Subject, holders: adapters.Holders, ambient: Ambient, use_cache: bool) -> Graph:
+def record_sequential(
+    subject: Subject, holders: adapters.Holders, ambient: Ambient, use_cache: bool, sample: Sample | None = None
+) -> Graph:
     ranks.leave_any_group()
     recorder = Recorder(Graph("sequential"), use_cache=use_cache, opaque=subject.opaque or ())
+    _answer_from(recorder, sample)
     adapters.adjust(recorder, holders)
     ambient.vary(holders)
     recorder.below = upper_bounds(subject.inputs)
@@ -34,20 +38,32 @@ def record_sequential(subject: Subject, holders: adapters.Holders, ambient: Ambi
     return record(subject.sequential, recorder, inputs, None, "the sequential program")
 
 
+def _answer_from(recorder: Recorder, sample: Sample | None) -> None:
+    """What the program reads is answered from a sample of the inputs, if there is one."""
+    if sample is not None:
+        recorder.constants = SampledFolder(recorder.graph, recorder.constants.kernels, sample)
+
+
 def record_rank(
-    subject: Subject, rank: int, holders: adapters.Holders, ambient: Ambient, objects: ObjectExchange, use_cache: bool
-) -> list[Graph]:
+    subject: Subject, rank: int, holders: adapters.Holders, ambient: Ambient, objects: ObjectExchange, use_cache: bool,
+    sample: Sample | None = None,
+) -> list[Graph]:  # fmt: skip
     mesh = ranks.become_rank(rank, subject.mesh)
     relation = Recorder(Graph(f"inputs of rank {rank}", mesh=subject.mesh, rank=rank), use_cache=use_cache)
     graph = Graph(f"rank {rank}", mesh=subject.mesh, rank=rank)
     recorder = Recorder(graph, use_cache=use_cache, opaque=subject.opaque or ())
+    _answer_from(recorder, sample)
     adapters.adjust(recorder, holders, objects)
     ambient.vary(holders)
     local = local_inputs(subject, subject.mesh.coordinate(rank), relation, f"rank {rank}")
     relation.graph.outputs = {name: relation.value(tensor) for name, tensor in flat_inputs(local).items()}
     prune(relation.graph)
     fresh = fresh_inputs(subject, recorder, local)
-    return [relation.graph, record(subject.distributed, recorder, fresh, mesh, f"rank {rank}")]
+    try:
+        return [relation.graph, record(subject.distributed, recorder, fresh, mesh, f"rank {rank}")]
+    except ObjectsMissing as error:
+        error.relation = relation.graph
+        raise
 
 
 def local_inputs(subject: Subject, coordinate: dict[str, Any], relation: Recorder, who: str) -> dict[str, Any]:
@@ -106,7 +122,11 @@ def record(program: Program, recorder: Recorder, inputs: dict[str, Any], mesh: A
     except (ProgramError, ObjectsMissing) as error:
         talk = [node for node in recorder.graph.nodes if node.communicates]
         error.before = Graph(recorder.graph.name, nodes=talk, mesh=recorder.graph.mesh, rank=recorder.graph.rank)
+        if isinstance(error, ObjectsMissing) and isinstance(recorder.constants, SampledFolder):
+            error.before = recorder.graph  # which is replayed, to know what other ranks receive
         raise
+    if isinstance(recorder.constants, SampledFolder):
+        recorder.constants.keep_reads()
     prune(recorder.graph)
     return recorder.graph
 

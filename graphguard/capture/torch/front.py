@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +24,16 @@ from graphguard.capture.torch.relation.parameters import (
     with_gradients_of_made,
     with_relations,
 )
+from graphguard.capture.torch.sampled import UndefinedPath, capture_along
 from graphguard.capture.torch.session import capture
 from graphguard.capture.torch.subject import LocalInputs, Subject
 from graphguard.capture.torch.training import train_step
-from graphguard.errors import UsageError
-from graphguard.graph.ir import Mesh
+from graphguard.errors import ProgramError, UsageError
+from graphguard.graph.ir import Graph, Mesh, Value
 from graphguard.relation.expectation import Expectation
+from graphguard.routes.along import along
+from graphguard.routes.drawn import Drawn
+from graphguard.routes.variety import Variety
 
 MeshLike = Mapping[str, int] | int
 
@@ -52,6 +57,10 @@ class TorchFrontEnd:
         self._check()
         captured = capture(replace(self.subject, opaque=opaque), progress=progress, accept_unstable=True)
         require_outputs(captured.sequential)
+        return self._stated(captured)
+
+    def _stated(self, captured: Captured) -> Problem:
+        """What is asked of programs that were captured."""
         parameters = self._parameters(captured)
         captured = self._with_relations(captured, parameters)
         return Problem(
@@ -62,6 +71,47 @@ class TorchFrontEnd:
             {name.removeprefix(PARAMETERS): str(found) for name, found in parameters.items()},
             tuple(guesses(parameters)),
         )
+
+    def problems_along(
+        self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
+    ) -> Iterator[Problem]:
+        """The same along the paths of samples, for programs that read values: up to so many different ones."""
+        self._check()
+        subject = replace(self.subject, opaque=opaque)
+        fixed = {name: each.values for name, each in self.subject.inputs.items() if each.values is not None}
+        drawn = Drawn(seed, bounds=bounds_of(self.subject.inputs), fixed=fixed)
+        try:
+            first, reads = self._along(subject, drawn, progress)
+        except UndefinedPath as undefined:
+            raise _on_a_sample(undefined.error) from None
+        yield first
+        found = 1
+        for other in Variety(drawn, first, reads).different() if first.along is not None else ():
+            if found >= paths:
+                return
+            with suppress(UndefinedPath):
+                problem, _ = self._along(subject, other, progress)
+                if not (other.has_ties and problem.along is not None and problem.along.unexplained):  # rounding breaks ties
+                    found += 1
+                    yield problem
+
+    def _along(self, subject: Subject, drawn: Drawn, progress: Progress | None) -> tuple[Problem, Sequence[Value]]:
+        """The problem on the path of a sample, and what the sequential program read."""
+        found = capture_along(subject, drawn, self._relations, progress)
+        require_outputs(found.captured.sequential)
+        problem = self._stated(found.captured)
+        if problem.captured.joint.findings:
+            return problem, found.reads[0]
+        inputs = problem.captured.sequential.inputs
+        sample = {name: drawn.input(name, value) for name, value in inputs.items()}
+        return along(problem, found.reads, sample), found.reads[0]
+
+    def _relations(self, captured: Captured) -> Sequence[Graph]:
+        """Of ranks that are captured in part."""
+        if not isinstance(self.subject.distributed, ModelProgram):
+            return captured.relations
+        use_sequential_names(captured)
+        return with_relations(self.subject, captured, found_parameters(self.subject, captured, self.params)).relations
 
     def _check(self) -> None:
         local_inputs = self.subject.local_inputs
@@ -96,6 +146,11 @@ class TorchFrontEnd:
                 needs[path] = [*more, *needs.get(path, ())]
         of_parameters = gradients.keys() - stated.keys()
         return expectations({**outputs, **stated}, captured, self.mesh, needs, other_shapes(captured), of_parameters)
+
+
+def _on_a_sample(error: ProgramError) -> ProgramError:
+    advice = "this is on a sample of the inputs, as the program reads values; low=, high= and values= of gg.Input say on which"
+    return ProgramError(f"{error}; {advice}", error.frames)
 
 
 # ---------------------------------------------------------------------- what the user passes

@@ -21,6 +21,7 @@ from graphguard.capture.torch.escapes.ambient import Ambient
 from graphguard.capture.torch.isolate import run_isolated
 from graphguard.capture.torch.lanes.classes import ByClass, capture_classes
 from graphguard.capture.torch.program import Program
+from graphguard.capture.torch.record.sampled import Sample
 from graphguard.capture.torch.relation.inputs import Input
 from graphguard.capture.torch.subject import Subject
 from graphguard.capture.torch.world.objects import ObjectExchange, ObjectsMissing, Sent, same_objects
@@ -49,7 +50,7 @@ def capture_sequential(program: Program, inputs: Mapping[str, Input], *, use_cac
 
 
 @dataclass
-class _Answer:
+class Answer:
     """What a fork found. Digests are equal if the graphs are; a pickle of a graph is not fit for that. As its class says: the
     graphs are those that the rank's class has, and are left out."""
 
@@ -91,7 +92,7 @@ def capture(
     world = subject.mesh.size
     options = (progress, use_cache, workers)
     by_class = None if are_ranks_apart() or world < BY_CLASS_FROM else capture_classes(subject, use_cache, workers)
-    answers: dict[Take, _Answer] = {}
+    answers: dict[Take, Answer] = {}
     if by_class is not None and by_class.classes:
         answers = _with_witnesses(subject, by_class, options)
     if by_class is not None and by_class.why_not is None:
@@ -100,8 +101,8 @@ def capture(
     else:
         once = list(range(world))
         answers = _capture_each(subject, [Take(None), *map(Take, once)], options)
-        captured = _of_ranks(answers[Take(None)].graphs[0], [answers[Take(rank)].graphs for rank in once])
-    different = next((_difference(rank, answers, by_class) for rank in (None, *once) if _differs(rank, answers)), None)
+        captured = captured_of_ranks(answers[Take(None)].graphs[0], [answers[Take(rank)].graphs for rank in once])
+    different = next((difference(rank, answers, by_class) for rank in (None, *once) if _differs(rank, answers)), None)
     captured.seconds = time.perf_counter() - begun
     if by_class is not None:
         captured.classes, captured.by_rank = len(by_class.classes) or None, by_class.why_not
@@ -114,7 +115,7 @@ def capture(
     return captured
 
 
-def _of_ranks(sequential: Graph, pairs: Sequence[Sequence[Graph]]) -> Captured:
+def captured_of_ranks(sequential: Graph, pairs: Sequence[Sequence[Graph]]) -> Captured:
     """The ranks one by one, matched."""
     relations, graphs = map(list, zip(*pairs, strict=True))
     joint, left_out = join(graphs), made_by_some(graphs)
@@ -127,7 +128,7 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
     """The ranks by classes. Few ranks are written out, and matched one by one."""
     if mesh.size <= WRITTEN_OUT:
         graphs = by_class.graphs()
-        return _of_ranks(sequential, [graphs[rank] for rank in range(mesh.size)])
+        return captured_of_ranks(sequential, [graphs[rank] for rank in range(mesh.size)])
     left_out = made_by_some([each.graph for each in by_class.classes])
     world = join_classes(by_class.classes, mesh)
     captured = captured_by_classes(sequential, world if world.findings else rejoined(settled_classes(world)))
@@ -138,9 +139,7 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
 _Options = tuple[Progress | None, bool, int | None]  # as `capture_takes` has them
 
 
-def _capture_each(
-    subject: Subject, once: list[Take], options: _Options, by_class: ByClass | None = None
-) -> dict[Take, _Answer]:
+def _capture_each(subject: Subject, once: list[Take], options: _Options, by_class: ByClass | None = None) -> dict[Take, Answer]:
     """Every one of these, and again those that ask for what differs between processes."""
     known: Sent = {} if by_class is None else dict(by_class.sent)
     answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known, by_class)
@@ -148,7 +147,7 @@ def _capture_each(
     return answers | capture_takes(subject, again, *options, known) if again else answers
 
 
-def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> dict[Take, _Answer]:
+def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> dict[Take, Answer]:
     """The first and the last rank of each class, captured by themselves: where one is another program than its class says, or
     cannot be captured, the classes say nothing."""
     witnesses = sorted({0} | {int(each.ranks[end]) for each in by_class.classes for end in (0, -1)})
@@ -165,7 +164,7 @@ def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> d
     return answers
 
 
-def _differs(rank: int | None, answers: dict[Take, _Answer]) -> bool:
+def _differs(rank: int | None, answers: dict[Take, Answer]) -> bool:
     again = answers.get(Take(rank, 1))
     return again is not None and again.digests != answers[Take(rank)].digests
 
@@ -173,16 +172,16 @@ def _differs(rank: int | None, answers: dict[Take, _Answer]) -> bool:
 def capture_takes(
     subject: Subject, takes: list[Take], progress: Progress | None, use_cache: bool, workers: int | None, known: Sent,
     by_class: ByClass | None = None,
-) -> dict[Take, _Answer]:  # fmt: skip
+) -> dict[Take, Answer]:  # fmt: skip
     """`known` are the objects that ranks have sent; it is added to. by_class: what the ranks are compared with."""
     adapters.warn_of_versions()
     holders = adapters.Holders()
     if subject.opaque is None:
         subject = replace(subject, opaque=frozenset(known_lemmas()))
-    answers: dict[Take, _Answer] = {}
+    answers: dict[Take, Answer] = {}
     pending = takes
     while pending:
-        tasks = [_task(subject, take, holders, known, use_cache, by_class) for take in pending]
+        tasks = [task_of(subject, take, holders, known, use_cache, by_class) for take in pending]
         failures: dict[Take, GraphGuardError] = {}
         for position, result in run_isolated(tasks, workers):
             take = pending[position]
@@ -192,9 +191,9 @@ def capture_takes(
             with _uncollected():
                 answers[take] = pickle.loads(result)
             if progress is not None:
-                progress(_title(take.rank), sum(a.complete for a in answers.values()), len(takes))
+                progress(title(take.rank), sum(a.complete for a in answers.values()), len(takes))
         if failures:
-            raise _first_said(failures, answers, takes)
+            raise first_said(failures, answers, takes)
         before = len(known)
         for take in pending:
             known |= {key: sent for key, sent in answers[take].sent.items() if take.turn == 0}
@@ -204,7 +203,7 @@ def capture_takes(
     return answers
 
 
-def _never_sent(answers: dict[Take, _Answer], stuck: list[str]) -> GraphGuardError:
+def _never_sent(answers: dict[Take, Answer], stuck: list[str]) -> GraphGuardError:
     """Ranks wait for objects: a fault of the communication until then, if it does not fit together."""
     text = f"ranks {', '.join(stuck)} wait in an object collective for objects that no rank sends"
     graphs = {
@@ -214,7 +213,7 @@ def _never_sent(answers: dict[Take, _Answer], stuck: list[str]) -> GraphGuardErr
     return MismatchError(text, findings[0]) if findings else CaptureError(text)
 
 
-def _first_said(failures: dict[Take, GraphGuardError], answers: dict[Take, _Answer], takes: list[Take]) -> GraphGuardError:
+def first_said(failures: dict[Take, GraphGuardError], answers: dict[Take, Answer], takes: list[Take]) -> GraphGuardError:
     """What went wrong first: an exception, or communication before it that does not fit together."""
     error = next(failures[take] for take in takes if take in failures)
     graphs: dict[int, Graph] = {}
@@ -246,13 +245,14 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _title(rank: int | None) -> str:
+def title(rank: int | None) -> str:
     return "the sequential program" if rank is None else f"rank {rank}"
 
 
-def _task(
-    subject: Subject, take: Take, holders: adapters.Holders, known: Sent, use_cache: bool, by_class: ByClass | None
-) -> Callable[[], bytes]:
+def task_of(
+    subject: Subject, take: Take, holders: adapters.Holders, known: Sent, use_cache: bool, by_class: ByClass | None = None,
+    sample: Sample | None = None,
+) -> Callable[[], bytes]:  # fmt: skip
     rank = take.rank
 
     def task() -> bytes:
@@ -263,17 +263,18 @@ def _task(
         objects = ObjectExchange(known)
         try:
             if rank is None:
-                graphs = [record_sequential(subject, holders, ambient, use_cache)]
+                graphs = [record_sequential(subject, holders, ambient, use_cache, sample)]
             else:
-                graphs = record_rank(subject, rank, holders, ambient, objects, use_cache)
+                graphs = record_rank(subject, rank, holders, ambient, objects, use_cache, sample)
         except ObjectsMissing as missing:
-            return pickle.dumps(_Answer([missing.before] if missing.before else [], [], objects.sent, False))
+            so_far = [graph for graph in (missing.relation, missing.before) if graph is not None]
+            return pickle.dumps(Answer(so_far, [], objects.sent, False))
         for graph in graphs:
             require_wellformed(graph)
         ambient.finish()
         digests = list(map(_digest, graphs)) if ambient.asked or not rank else []
         graphs[-1].assumptions = tuple(sorted({*graphs[-1].assumptions, *ambient.lines()}))
-        answer = _Answer(graphs, digests, objects.sent, True, ambient.asked)
+        answer = Answer(graphs, digests, objects.sent, True, ambient.asked)
         if rank is not None and take.turn == 0 and by_class is not None and all(map(same_graph, by_class.at(rank), graphs)):
             answer.graphs, answer.as_its_class_says = [], True
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
@@ -285,7 +286,7 @@ def _digest(graph: Graph) -> str:
     return sha256(graph_json.dumps(graph).encode()).hexdigest()
 
 
-def _difference(rank: int | None, answers: dict[Take, _Answer], by_class: ByClass | None) -> str:
+def difference(rank: int | None, answers: dict[Take, Answer], by_class: ByClass | None) -> str:
     """Where two captures of one program part, and what it asked for that differs between processes."""
     one, other = answers[Take(rank)], answers[Take(rank, 1)]
     graphs = by_class.at(rank) if by_class is not None and rank is not None and one.as_its_class_says else one.graphs
@@ -298,10 +299,10 @@ def _difference(rank: int | None, answers: dict[Take, _Answer], by_class: ByClas
     for mine, its in zip(a.nodes, b.nodes, strict=False):
         if str(mine) != str(its):
             return (
-                f"{_title(rank)} is not deterministic: two captures of it differ at {mine.source or its.source} "
+                f"{title(rank)} is not deterministic: two captures of it differ at {mine.source or its.source} "
                 f"({mine.op} against {its.op}); {advice}"
             )
     return (
-        f"{_title(rank)} is not deterministic: two captures of it have {len(a.nodes)} and {len(b.nodes)} operations, or "
+        f"{title(rank)} is not deterministic: two captures of it have {len(a.nodes)} and {len(b.nodes)} operations, or "
         f"different constants; {advice}"
     )

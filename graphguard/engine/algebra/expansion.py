@@ -12,11 +12,12 @@ from itertools import product as choices
 
 from graphguard.engine.algebra.fingerprint import may_be_equal
 from graphguard.engine.algebra.grid import covers, in_cells
-from graphguard.engine.algebra.merge import merged
-from graphguard.engine.algebra.value import scale
+from graphguard.engine.algebra.merge import merged, scattered
+from graphguard.engine.algebra.value import cut, scale
 from graphguard.engine.store.mask_ranges import narrowed
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.definition import Product
+from graphguard.engine.terms.lane import equal
 from graphguard.engine.terms.term import ONE, Atom, Factor, Index, Term, Undescribed, Value, substituted
 
 
@@ -26,19 +27,16 @@ def equal_written_out(table: Table, a: Value, b: Value) -> bool:
     if not may_be_equal(table, a, b):
         return False
     folding, table.folding = table.folding, False
-    work, equal = _Work(), False
+    work, vanishes = _Work(), False
     try:
-        terms = merged(table, [*a.terms, *scale(b, -ONE).terms])
-        pieces = (merged(table, inside) for _, inside in in_cells(table, Value(a.shape, terms)))
-        whole = all(covers(term.box, a.shape) for term in terms)
-        equal = _is_zero(table, terms, work) or (not whole and all(_is_zero(table, piece, work) for piece in pieces))
+        vanishes = _vanishes(table, Value(a.shape, merged(table, [*a.terms, *scale(b, -ONE).terms])), work)
     except Undescribed:
         pass
     finally:
         table.folding = folding
-    if not equal:
+    if not vanishes:
         table.stops.charge(work.terms)
-    return equal
+    return vanishes
 
 
 @dataclass
@@ -48,15 +46,45 @@ class _Work:
     terms: int = 0
 
 
+def _vanishes(table: Table, value: Value, work: _Work) -> bool:
+    """Whether a tensor is zero: as it is, in each cell of its grid, or in each row, where rows were joined by chance."""
+    if _is_zero(table, value.terms, work):
+        return True
+    if not all(covers(term.box, value.shape) for term in value.terms):
+        pieces = (merged(table, inside) for _, inside in in_cells(table, value))
+        if all(_is_zero(table, piece, work) for piece in pieces):
+            return True
+    dim = next((dim for dim, size in enumerate(value.shape) if not equal(size, 1) and _is_slanted(value, dim)), None)
+    size = value.shape[dim] if dim is not None else None
+    if dim is None or not isinstance(size, int) or table.over("scattered", size * len(value.terms)):
+        return False
+    return all(_vanishes(table, cut(table, value, dim, row, row + 1), work) for row in range(size))
+
+
+def _is_slanted(value: Value, dim: int) -> bool:
+    """Whether a term does not go along one axis of each factor, element by element, as it goes along a dim."""
+    for term in value.terms:
+        if len(term.dims[dim]) > 1:
+            return True
+        for factor in term.factors:
+            strides = [stride for index in factor.at for v, stride in index.terms if v in term.dims[dim]]
+            if strides and strides != [1]:
+                return True
+    return False
+
+
 def _is_zero(table: Table, terms: tuple[Term, ...], work: _Work) -> bool:
-    """Whether the terms are nothing once sums are written out, the youngest first."""
+    """Whether the terms are nothing once sums are written out, the youngest first. At the end, sums whose elements lie apart
+    are compared element by element: which of them were joined is chance."""
     for _ in range(table.limits.steps):
         if not terms:
             return True
         expanded = (f.atom for term in terms for f in term.factors if expandable(table, f))
         youngest = max(expanded, key=lambda atom: atom.id, default=None)
         work.terms += len(terms)
-        if youngest is None or table.over("written_terms", len(terms)) or not table.stops.allows(work.terms):
+        if youngest is None:
+            return scattered(table, terms) == []
+        if table.over("written_terms", len(terms)) or not table.stops.allows(work.terms):
             return False
         written = [each for term in terms for each in written_out(table, term, youngest)]
         terms = merged(table, [each for each in (_trimmed(table, term) for term in written) if each is not None])

@@ -9,10 +9,10 @@ from itertools import product as combinations
 import numpy as np
 
 from graphguard.engine.algebra.merge import merged
-from graphguard.engine.algebra.value import cut_term
+from graphguard.engine.algebra.value import cut_term, pieces
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import Lane, collapse, equal, everywhere
-from graphguard.engine.terms.term import Range, Term, Undescribed, Value, extent
+from graphguard.engine.terms.term import CutThroughRows, Range, Term, Undescribed, Value, extent
 
 Box = tuple[Range, ...]
 Work = Callable[[list[list[Term]], Box], Term | None]
@@ -27,6 +27,7 @@ def by_cell(table: Table, values: Sequence[Value], work: Work) -> Value:
         term = work([list(value.terms) for value in values], tuple((0, size) for size in shape))
         return Value(shape, () if term is None else (term,))
     terms = []
+    values = _cuttable(table, values)
     for cell in _cells(table, values):
         inside = [list(merged(table, [unmasked(t, cell) for t in _inside(table, value.terms, cell)])) for value in values]
         term = work(inside, cell)
@@ -56,6 +57,7 @@ def _moved(term: Term, cell: Box) -> Term:
 
 def in_cells(table: Table, value: Value) -> Iterator[tuple[Box, list[Term]]]:
     """The terms of a tensor, cut at the edges of all of them, cell by cell."""
+    (value,) = _cuttable(table, [value])
     for cell in _cells(table, [value]):
         yield cell, list(_inside(table, value.terms, cell))
 
@@ -88,15 +90,47 @@ def unmasked(term: Term, cell: Box) -> Term:
     return term.with_(weight=weight, box=cell)
 
 
+def _cuttable(table: Table, values: Sequence[Value]) -> list[Value]:
+    """The same tensors; a term that an edge of another one cuts within rows of joined dims is in pieces, whose edges count,
+    too."""
+    found = list(values)
+    for dim in range(len(values[0].shape)):
+        while any(len(term.dims[dim]) > 1 for value in found for term in value.terms):
+            bounds = _edges(found, dim)
+            parted = [Value(value.shape, tuple(p for t in value.terms for p in _parted(t, dim, bounds))) for value in found]
+            count = sum(len(value.terms) for value in parted)
+            if count == sum(len(value.terms) for value in found):
+                break
+            if table.over("cells", count):
+                raise Undescribed(f"a tensor in {count} pieces")
+            found = parted
+    return found
+
+
+def _parted(term: Term, dim: int, bounds: Sequence[Lane]) -> list[Term]:
+    low, high = term.box[dim]
+    if len(term.dims[dim]) < 2:
+        return [term]
+    inside = [collapse(bound - low) for bound in bounds if everywhere(low <= bound) and everywhere(bound <= high)]
+    try:
+        for span in pairwise(inside):
+            cut_term(term, dim, *span)
+        return [term]
+    except CutThroughRows:
+        return [part for span in pairwise(inside) for part in pieces(term, dim, *span) if part.coefficient]
+
+
+def _edges(values: Sequence[Value], dim: int) -> list[Lane]:
+    bounds: list[Lane] = [0, values[0].shape[dim]]
+    for value in values:
+        for term in value.terms:
+            for bound in term.box[dim]:
+                _insert(bounds, bound)
+    return bounds
+
+
 def _cells(table: Table, values: Sequence[Value]) -> Iterator[tuple[Range, ...]]:
-    edges = []
-    for dim, size in enumerate(values[0].shape):
-        bounds: list[Lane] = [0, size]
-        for value in values:
-            for term in value.terms:
-                for bound in term.box[dim]:
-                    _insert(bounds, bound)
-        edges.append(list(pairwise(bounds)))
+    edges = [list(pairwise(_edges(values, dim))) for dim in range(len(values[0].shape))]
     count = 1
     for spans in edges:
         count *= len(spans)

@@ -87,6 +87,43 @@ def _parted(table: Table, terms: Sequence[Term]) -> list[Term] | None:
     return sorted(found, key=lambda term: start_of(grounded(term)))
 
 
+def scattered(table: Table, terms: Sequence[Term]) -> list[Term] | None:
+    """The terms with sums whose elements lie apart taken apart, and only neighbours joined: the same terms, whichever of the
+    elements were joined before. None if no sum is such a one, or if they are too many."""
+    found, pending = list[Term](), list(terms)
+    while pending:
+        term = pending.pop()
+        apart = next((v for v in term.summed if isinstance(extent(term.ranges[v]), int) and _skips(term, v)), None)
+        if apart is None:
+            found.append(term)
+        elif table.over("scattered", len(found) + len(pending) + int(extent(term.ranges[apart]))):
+            return None
+        else:
+            pending += _instances(table, term, apart)
+    if len(found) == len(terms):
+        return None
+    return _inserted(table, sorted(found, key=lambda term: start_of(grounded(term))), len(found), pairs=False)
+
+
+def _skips(term: Term, variable: Variable) -> bool:
+    """Whether a sum goes along some axis by more than one element at a time, or along several axes of one factor."""
+    strides = [[s for index in factor.at for v, s in index.terms if v == variable] for factor in term.factors]
+    return any(each and each != [1] for each in strides) or _passes_itself(term, variable)
+
+
+def _passes_itself(term: Term, variable: Variable) -> bool:
+    """Whether a sum moves one of two factors of one atom along an axis in which the other stays. Which of them comes first
+    depends on the element, and where they meet they are a power."""
+    here = [f for f in term.factors if variable in f.variables()]
+    fixed = [f for f in term.factors if variable not in f.variables()]
+    for moving, other in itertools.product(here, fixed):
+        if moving.atom is other.atom:
+            axes = [(i, j) for i, j in zip(moving.at, other.at, strict=True) if i.key != j.key]
+            if len(axes) == 1 and axes[0][0].terms == ((variable, 1),) and not axes[0][1].terms:
+                return True
+    return False
+
+
 def _leaves_gaps(term: Term, variable: Variable) -> bool:
     """Whether the elements of a sum lie further apart than what is summed at each of them."""
     summed = set(term.summed) - {variable}

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product as combinations
+from math import prod
 
 from graphguard.engine.algebra.mask_pieces import split_by_steps
 from graphguard.engine.algebra.merge import merged
-from graphguard.engine.algebra.value import cut_term
+from graphguard.engine.algebra.value import cut_term, pieces
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import Lane, collapse, equal, everywhere, larger, smaller, varies
 from graphguard.engine.terms.term import (
     ONE,
+    CutThroughRows,
     Factor,
     Index,
     Range,
@@ -38,10 +40,35 @@ def multiply(table: Table, values: Sequence[Value], labels: Sequence[str], resul
             sizes[label] = size
     terms: list[Term] = []
     for chosen in combinations(*(value.terms for value in values)):
-        term = _product(table, chosen, labels, result)
-        if term is not None:
+        for term in _products(table, chosen, labels, result):
             terms += [term] if table.recording else split_by_steps(table, term)
     return Value(tuple(sizes[label] for label in result), merged(table, terms))
+
+
+def _products(table: Table, terms: Sequence[Term], labels: Sequence[str], result: str) -> list[Term]:
+    """The product; where one term ends within rows of another, the products of their pieces."""
+    try:
+        found = _product(table, terms, labels, result)
+        return [] if found is None else [found]
+    except CutThroughRows:
+        boxes = _common_boxes(terms, labels)
+        parts = [_inside(term, [boxes[label] for label in names]) for term, names in zip(terms, labels, strict=True)]
+        if table.over("cells", prod(map(len, parts))):
+            raise
+        return [each for chosen in combinations(*parts) for each in _products(table, chosen, labels, result)]
+
+
+def _inside(term: Term, box: Sequence[Range]) -> list[Term]:
+    """The pieces of a term that lie in a box."""
+    found = [term]
+    for dim, (low, high) in enumerate(box):
+        cut = []
+        for part in found:
+            first, last = part.box[dim]
+            start, stop = larger(first, low), smaller(last, high)
+            cut += pieces(part, dim, collapse(start - first), collapse(larger(start, stop) - first))
+        found = [part for part in cut if part.coefficient]
+    return found
 
 
 def _product(table: Table, terms: Sequence[Term], labels: Sequence[str], result: str) -> Term | None:

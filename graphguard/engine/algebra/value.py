@@ -11,9 +11,9 @@ import numpy as np
 from graphguard.engine.algebra.merge import merged, same_span, same_term, unstepped
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import Lane, Lanes, collapse, equal, everywhere, larger, smaller, take
-from graphguard.engine.terms.term import Index, Range, Term, Undescribed, Value, Variable, extent
+from graphguard.engine.terms.term import CutThroughRows, Index, Range, Term, Undescribed, Value, Variable, extent
 
-__all__ = ["add", "concat", "cut", "joined_inside", "permute", "same", "scale", "taken"]
+__all__ = ["add", "concat", "cut", "joined_inside", "permute", "pieces", "same", "scale", "taken"]
 
 
 def add(table: Table, values: Sequence[Value]) -> Value:
@@ -54,7 +54,7 @@ def _dim_inside(wide: Term, narrow: Term) -> int | None:
 def _cut_at(table: Table, term: Term, dim: int, span: Range) -> list[Term]:
     low, high = term.box[dim]
     edges = [0, collapse(span[0] - low), collapse(span[1] - low), collapse(high - low)]
-    parts = [part for start, stop in pairwise(edges) for part in _pieces(term, dim, start, stop)]
+    parts = [part for start, stop in pairwise(edges) for part in pieces(term, dim, start, stop)]
     return [settled for settled in map(table.settle, parts) if settled is not None]
 
 
@@ -80,18 +80,18 @@ def cut(table: Table, value: Value, dim: int, start: Lane, stop: Lane) -> Value:
         low, high = term.box[dim]
         first, last = larger(low, start), smaller(high, stop)
         last = larger(first, last)
-        for part in _pieces(term, dim, collapse(first - low), collapse(last - low)):
+        for part in pieces(term, dim, collapse(first - low), collapse(last - low)):
             settled = table.settle(moved(part, dim, collapse(-start)))
             if settled is not None:
                 terms.append(settled)
     return Value(shape, merged(table, terms))
 
 
-def _pieces(term: Term, dim: int, start: Lane, stop: Lane) -> list[Term]:
+def pieces(term: Term, dim: int, start: Lane, stop: Lane) -> list[Term]:
     """The part of a term between two positions of a dim: several terms where it begins and ends within rows of joined dims."""
     try:
         return [cut_term(term, dim, start, stop)]
-    except Undescribed:
+    except CutThroughRows:
         return list(_runs(term, dim, 0, start, stop, 0))
 
 
@@ -157,7 +157,7 @@ def cut_term(term: Term, dim: int, start: Lane, stop: Lane) -> Term:
             break
         ranges[variable] = (collapse(first + row), collapse(first + row + 1))
         start, stop = collapse(start - row * inner), collapse(stop - row * inner)
-    raise Undescribed("a cut that runs through joined dims")
+    raise CutThroughRows("a cut that runs through joined dims")
 
 
 def _one(box: tuple[Range, ...], dim: int) -> tuple[Range, ...]:

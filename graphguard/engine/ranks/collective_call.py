@@ -284,11 +284,18 @@ def _all_to_all_single(m: CollectiveCall, node: Node) -> list[Described]:
     splits: list[Any] = [each.kwargs.get(name) or () for each in nodes for name in ("input_splits", "output_splits")]
     if any(len(set(sizes)) > 1 for sizes in splits):
         return [m.own(_exchanged_unevenly(m))]
-    own = next(node.operands())
+    try:
+        return [_exchanged_evenly(m, node)]
+    except Undescribed:  # parts of equal size, of a tensor in pieces that are not
+        return [m.own(_exchanged_unevenly(m))]
+
+
+def _exchanged_evenly(m: CollectiveCall, node: Node) -> Described:
+    nodes, own = m.nodes(), next(node.operands())
     if len({each.shape for one in nodes for each in (*one.operands(), *one.outputs)}) == 1:
-        return [m.own(semantics.exchanged(m.ops, m.operand(0, own), m.groups()))]
+        return m.own(semantics.exchanged(m.ops, m.operand(0, own), m.groups()))
     flat = m.ops.reshape(m.operand(0, own), _described_shape(own, (own.numel,)))  # equal rows are equal parts of the memory
-    return [m.shaped(m.own(semantics.exchanged(m.ops, flat, m.groups())), node.outputs[0])]
+    return m.shaped(m.own(semantics.exchanged(m.ops, flat, m.groups())), node.outputs[0])
 
 
 def _exchanged_unevenly(m: CollectiveCall) -> Value:
@@ -297,7 +304,9 @@ def _exchanged_unevenly(m: CollectiveCall) -> Value:
     tensors = [tensor for each in m.nodes() for tensor in (*each.operands(), *each.outputs)]
     if len({tensor.shape[1:] for tensor in tensors}) > 1:
         raise Undescribed("rows of different shapes are exchanged unevenly")
-    sizes = [m.numbers(partial(_split_at, place=place)) for place in range(groups.size)]  # by place of who gets it
+    sizes = [
+        m.numbers(partial(_split_at, place=place, ranks=groups.size)) for place in range(groups.size)
+    ]  # by place of who gets it
     ends = np.cumsum([np.zeros_like(sizes[0]), *sizes], axis=0)
     for place in range(groups.size):
         sent, sender = m.operand_of(place, groups, tensors[0]), groups.members[groups.group, place]
@@ -306,8 +315,9 @@ def _exchanged_unevenly(m: CollectiveCall) -> Value:
     return folded(m.ops.table, m.ops.concat(parts, 0))
 
 
-def _split_at(node: Node, place: int) -> Any:
-    return node.kwargs["input_splits"][place]  # type: ignore[index]
+def _split_at(node: Node, place: int, ranks: int) -> Any:
+    splits: Any = node.kwargs.get("input_splits")
+    return splits[place] if splits else next(node.operands()).shape[0] // ranks
 
 
 def _from_root(m: CollectiveCall) -> Lanes:

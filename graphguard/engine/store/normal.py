@@ -81,6 +81,7 @@ class _Work:
             self._fuse()
         self._count_idle_sums()
         self._sort()
+        self._count_upwards()
         self._anchor()
         return self._settle_weight()
 
@@ -208,6 +209,20 @@ class _Work:
         """Count a summed variable from the other end."""
         low, high = self.ranges[variable]
         self._substitute({variable: Index(((variable, -1),), collapse(low + high - 1))})
+
+    def _count_upwards(self) -> None:
+        """A sum that begins at the last of its elements is the same from the first one on."""
+        visible = self._visible()
+        if not any(s < 0 and v not in visible for factor in self.factors for index in factor.at for v, s in index.terms):
+            return
+        first: dict[Variable, int] = {}
+        for factor in sorted(self.factors, key=lambda factor: factor.atom.id < FIRST_ID):
+            for index in factor.at:
+                for variable, stride in index.terms:
+                    first.setdefault(variable, stride)
+        for variable, stride in first.items():
+            if stride < 0 and variable not in visible:
+                self._reverse(variable)
 
     def _anchor(self) -> None:
         """Shift each variable so that the first index that it occurs in, of a tensor if there is one, has no offset."""

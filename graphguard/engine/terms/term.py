@@ -26,6 +26,10 @@ class Undescribed(Exception):
     """A result that has no description in this form; the reason is for people."""
 
 
+class CutThroughRows(Undescribed):
+    """A part of a term that begins or ends within rows of joined dims: it takes several terms."""
+
+
 class Atom:
     """A lane-free tensor. `positive`, `nonnegative` and `indicator` (0 or 1) are known facts about all of its elements."""
 

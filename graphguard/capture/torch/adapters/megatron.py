@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 
 
+class _Stream:
+    """Of a driver that is not there: what is put on it is done in the order of the program."""
+
+    def wait_stream(self, other: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def record_event(self, event: Any = None) -> _Stream:
+        return self
+
+
 def adjust_megatron(recorder: Recorder) -> None:
     """megatron-core keeps random states per GPU, and asks torch for the current GPU as the device of new tensors."""
 
@@ -60,7 +70,14 @@ def adjust_megatron(recorder: Recorder) -> None:
         router.Router.gating = gate
 
     def adjust_dispatcher(dispatcher: Any) -> None:
-        dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # made by a driver; not used where experts are padded
+        dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = _Stream()
+        dispatcher.maybe_move_tensor_to_cpu = moved_to_cpu
+        torch.cuda.current_stream = lambda *args: _Stream()
+        torch.cuda.stream = lambda stream: contextlib.nullcontext()
+
+    def moved_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        """Counts that decide how much is sent are read on the host, where they are already."""
+        return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
     when_imported("megatron.core.tensor_parallel.random", adjust_random)
     when_imported("megatron.core.transformer.moe.router", adjust_router)

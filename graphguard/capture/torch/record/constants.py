@@ -11,11 +11,12 @@ _LARGEST = 1 << 24  # elements; reading a value that needs more than this is ref
 
 
 class NotConstant(Exception):
-    """A value depends on this one, which is not known: an input, random numbers, memory never written, other ranks."""
+    """A value depends on this one, which is not known: an input, random numbers, memory never written, other ranks. Of inputs,
+    and of what other ranks send, a sample of the inputs knows it."""
 
-    def __init__(self, culprit: str):
+    def __init__(self, culprit: str, of_inputs: bool = False):
         super().__init__(culprit)
-        self.culprit = culprit
+        self.culprit, self.of_inputs = culprit, of_inputs
 
 
 class ConstantFolder:
@@ -49,6 +50,10 @@ class ConstantFolder:
             raise NotConstant("memory that was never written")
         return result
 
+    def read(self, value: Value) -> torch.Tensor:
+        """What the program is told when it asks for a value."""
+        return self.tensor(value)
+
     def forget_after(self, count: int) -> None:
         """Nodes from this number on are no longer in the graph."""
         self._indexed = min(self._indexed, count)
@@ -62,7 +67,7 @@ class ConstantFolder:
         node = self._definitions.get(value)
         if node is None:
             names = [name for name, v in self._graph.inputs.items() if v is value]
-            raise NotConstant(f"the input {names[0]!r}" if names else "a tensor without a value")
+            raise NotConstant(f"the input {names[0]!r}" if names else "a tensor without a value", bool(names))
         self._refuse(node, value)
         self._saw_unwritten |= leaves_unwritten(node.op)
         missing = [v for v in node.operands() if v not in self._known]
@@ -74,7 +79,7 @@ class ConstantFolder:
     @staticmethod
     def _refuse(node: Node, value: Value) -> None:
         if node.communicates:
-            raise NotConstant(f"what other ranks send ({node.op} at {node.source})")
+            raise NotConstant(f"what other ranks send ({node.op} at {node.source})", True)
         if node.op.startswith("gg."):
             raise NotConstant("an input")
         if Kernels.function(node.op)[1].random:

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from graphguard.aten.grouped import GROUPED, ends_of, is_defined, shape_of
 from graphguard.aten.kernels import Kernels, constant_of, tensors_in
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.torch.escapes.device import is_meta
@@ -28,7 +29,7 @@ from graphguard.capture.torch.record.shapes import META, SHAPES
 from graphguard.capture.torch.record.views import ViewCall
 from graphguard.capture.torch.sources import SourceTracker
 from graphguard.capture.torch.world.races import RaceDetector
-from graphguard.errors import CaptureError
+from graphguard.errors import CaptureError, ReadsValuesError
 from graphguard.graph.ir import Arg, Constant, Graph, Node, Source, Symbol, Value
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -226,6 +227,10 @@ class Recorder(TorchDispatchMode):
         info = call.info
         if info.dynamic and _shape_depends_on_data(call):
             result = self._known_shape(call)
+        elif info.name == GROUPED and call.args[0].dtype != torch.bfloat16 and is_defined(*call.args, **call.kwargs):
+            ends = ends_of(call.args, call.kwargs)  # without them nothing is known of the product, and torch would refuse it
+            self.constant_tensor(ends)
+            result = torch.empty(shape_of(call.args[0], call.args[1], ends.shape[0]), dtype=call.args[0].dtype, device=META)
         else:
             result = self._execute(call)
         if info.is_view:
@@ -364,9 +369,9 @@ class Recorder(TorchDispatchMode):
         self.locate()
         try:
             with _disable_current_modes():
-                return self.constants.tensor(self.value(tensor))
+                return self.constants.read(self.value(tensor))
         except NotConstant as reason:
-            error = CaptureError(
+            error = _kind(reason)(
                 f"the program reads the value of a tensor that depends on {reason.culprit}; what it does next would hold "
                 "for that value only, so keep values in tensors (torch.where, masks) or pass it as a Python number"
             )
@@ -386,9 +391,9 @@ class Recorder(TorchDispatchMode):
         node = Node(call.info.name, call.encoded, call.keywords, ())
         selected = {call.encoded[0]} if node.op in _SELECTIONS else set()
         try:
-            known = {value: self.constants.tensor(value) for value in node.operands() if value not in selected}
+            known = {value: self.constants.read(value) for value in node.operands() if value not in selected}
         except NotConstant as reason:
-            raise CaptureError(
+            raise _kind(reason)(
                 f"the shape of {node.op}'s result depends on {reason.culprit}; shapes must not depend on values: use a mask "
                 "(torch.where) instead of selecting elements"
             ) from None
@@ -419,6 +424,11 @@ class Recorder(TorchDispatchMode):
             gc.enable()
         super().__exit__(*exception)
         self.graph.assumptions = tuple(sorted({*self.graph.assumptions, *self.assumptions}))
+
+
+def _kind(reason: NotConstant) -> type[CaptureError]:
+    """Of the error: what a sample of the inputs would answer is an error of its own."""
+    return ReadsValuesError if reason.of_inputs else CaptureError
 
 
 def _shape_depends_on_data(call: Invocation) -> bool:

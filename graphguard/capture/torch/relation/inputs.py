@@ -32,6 +32,7 @@ class Input:
     placement: one placement, `{axis: placement}`, or a tuple in mesh order.
     low, high: bounds of the values, `low <= v < high`.
     local: `fn(full, coord)`, any other layout in plain torch; traced, not run on data.
+    values: what it holds on every path, where the programs read values; left out, it is drawn for each.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +41,7 @@ class Input:
     low: float | None
     high: float | None
     local: Local | None
+    values: torch.Tensor | None
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class Input:
         low: float | None = None,
         high: float | None = None,
         local: Local | None = None,
+        values: Any = None,
     ):
         sizes = _sizes(shape)
         if isinstance(placement, torch.dtype):
@@ -65,6 +68,7 @@ class Input:
         if low is not None and high is not None and (low >= high or (whole and math.ceil(low) >= high)):
             raise UsageError(f"gg.Input: no {'whole number' if whole else 'value'} v has {low} <= v < {high}")
         fields = {"shape": sizes, "placement": placement, "dtype": dtype, "low": low, "high": high, "local": local}
+        fields["values"] = None if values is None else _values(values, sizes, dtype)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -80,6 +84,19 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     if math.prod(sizes) > MOST_ELEMENTS:
         raise UsageError(f"gg.Input: a tensor of shape {sizes} has more elements than torch can count")
     return sizes
+
+
+def _values(given: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    try:
+        values = torch.as_tensor(given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"gg.Input: values= is {type(given).__name__}; write a tensor") from None
+    if tuple(values.shape) != shape:
+        raise UsageError(f"gg.Input: values= has the shape {tuple(values.shape)}, and the input {shape}")
+    held = values.to(dtype)
+    if not torch.equal(held.to(values.dtype), values) and not values.is_floating_point():
+        raise UsageError(f"gg.Input: values= holds numbers that {dtype} does not")
+    return held.clone()
 
 
 def _bound(name: str, bound: Any) -> Any:

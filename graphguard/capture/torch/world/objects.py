@@ -32,7 +32,8 @@ Sent = dict[tuple[Key, int], bytes]
 class ObjectsMissing(BaseException):
     """Other ranks must be captured further first. Not an Exception, so that no program catches it."""
 
-    before: Graph | None = None  # what the rank had communicated until then
+    before: Graph | None = None  # what the rank had communicated until then; along a sample, all that it had done
+    relation: Graph | None = None  # how its inputs are placed
 
 
 class _Pickler(pickle.Pickler):

@@ -1,0 +1,199 @@
+"""Operators at known positions, spelled out: each against torch's own execution."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import assert_same, capture_one, copies, flat, random_inputs
+
+from graphguard import Input
+from graphguard.graph.wellformed import require_wellformed
+from graphguard.oracle.replay import replay
+from graphguard.routes.lowering import lowered, lowered_constants
+from graphguard.routes.sample import same_on
+
+X, Y = Input((5, 4)), Input((6, 4))
+ROWS = torch.tensor([3, 0, 1, 1, 4, 2])
+PLACES = torch.tensor([3, 0, 4, 1])
+WIDE = torch.tensor([[0, 2], [2, 1], [2, 1], [0, 3], [3, 2]])
+MASK = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 0]]).bool()
+LINE = torch.tensor([1, 0, 1, 1, 0]).bool()
+
+READS = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_select of columns": lambda x, i: x.index_select(1, i % 4),
+    "index": lambda x, i: x[i],
+    "index of two dims": lambda x, i: x[i % 5, i % 4],
+    "index of later dims": lambda x, i: x.view(5, 2, 2)[:, i % 2, i // 3],
+    "index by a grid": lambda x, i: x[i.view(2, 3), (i % 4).view(2, 3)],
+    "index from the end": lambda x, i: x[-1 - i],
+    "embedding": lambda x, i: F.embedding(i.view(3, 2), x),
+    "index of a run": lambda x, i: x[i - i + torch.arange(6).clamp(max=4)],
+}
+WRITES = {
+    "index_add": lambda x, y, i: x.index_add(0, i, y),
+    "index_add in place": lambda x, y, i: x.clone().index_add_(0, i, y),
+    "index_put": lambda x, y, i: x.index_put((i[:3],), y[:3]),
+    "index_put of one row": lambda x, y, i: x.index_put((i[:3],), y[0]),
+    "index_put accumulates": lambda x, y, i: x.index_put((i,), y, accumulate=True),
+    "index_put in two dims": lambda x, y, i: x.index_put((i, i % 4), y[:, 0], accumulate=True),
+    "write to later dims": lambda x, y, i: _written_later(x, y, i),
+    "index_copy": lambda x, y, i: x.index_copy(0, i[:3], y[:3]),
+    "scatter_add by rows": lambda x, y, i: x.scatter_add(0, i.view(-1, 1).expand(-1, 4), y),
+    "scatter_add": lambda x, y, i: x.scatter_add(0, torch.stack([i, i.flip(0)], 1), y),
+    "write to a view": lambda x, y, i: _written(x, y, i),
+}
+
+
+def _written_later(x, y, i):
+    x = x.clone().view(5, 2, 2)
+    x[:, i[:2] % 2, i[:2] // 3] = y[:5, :2]
+    return x
+
+
+def _written(x, y, i):
+    x = x.clone()
+    x[i[:3]] = y[:3]
+    x[:, 1:3][i[3:]] += y[3:, :2]
+    return x
+
+
+OTHERS = {
+    "gather": (lambda x: x.gather(1, WIDE)),
+    "gather of columns": (lambda x: x.gather(0, WIDE)),
+    "gather of a part": (lambda x: x.gather(1, WIDE[:3])),
+    "scatter": (lambda x: x.scatter(1, WIDE, x[:, :2] * 2)),
+    "scatter of a number": (lambda x: torch.zeros_like(x).scatter(1, WIDE, 1.0)),
+    "scatter into a part": (lambda x: x.scatter(1, WIDE[:3], x[:3, 2:])),
+    "scatter along rows of a part": (lambda x: x.scatter_add(0, WIDE, x)),
+    "mask of elements": (lambda x: x[MASK]),
+    "mask of rows": (lambda x: x[LINE]),
+    "masked_select": (lambda x: x.masked_select(MASK)),
+    "masked_scatter": (lambda x: x.masked_scatter(MASK, (x * 3).flatten())),
+    "masked_scatter of rows": (lambda x: x.masked_scatter(LINE.unsqueeze(1), x * 3)),
+    "write by a mask": (lambda x: x.index_put((LINE,), x[:3] * 3)),
+    "where": (lambda x: torch.where(MASK, x, x[:1] * 2)),
+    "masked_fill": (lambda x: x.masked_fill(MASK, -2.5)),
+    "masked_fill of rows": (lambda x: x.masked_fill(LINE.unsqueeze(1), float("-inf"))),
+    "a mask as numbers": (lambda x: x * MASK + MASK.sum(0) / 3),
+    "counts": (lambda x: x[:4] * WIDE.flatten().bincount(minlength=4).view(4, 1)),
+    "argsort": (lambda x: x[torch.argsort(ROWS[:5], stable=True)]),
+    "cumsum": (lambda x: x[(MASK.sum(1).cumsum(0) - 1) % 5]),
+    "one_hot": (lambda x: F.one_hot(WIDE, 4).sum(1) * x),
+    "filled buffer": (lambda x: x[_filled()]),
+}
+
+NO_GRADIENT = {"scatter of a number", "scatter along rows of a part"}
+
+
+def _filled():
+    made = torch.empty(4, dtype=torch.int64)
+    made[:2] = ROWS[:2]
+    made[2:] = ROWS[4:]
+    return made
+
+
+def assert_lowers(program, inputs, given, known=()):
+    """The lowered graph has none of the operators that it should have replaced, and computes what torch does."""
+    graph = capture_one(program, inputs)
+    made = lowered(graph, {graph.inputs[name]: given[name] for name in known})
+    require_wellformed(made)
+    assert_same(replay(made, given), flat(program(**copies(given))))
+    assert same_on(graph, made, given)
+    allowed = ("view", "slice", "cat", "full", "add", "mul", "expand", "clone", "empty", "mm", "div", "copy", "select",
+               "zeros_like", "_to_copy", "t", "unsqueeze", "transpose", "detach", "alias", "slice_scatter")  # fmt: skip
+    names = {node.op.split(".")[1].removesuffix("_") for node in made.nodes}
+    assert names <= set(allowed), names - set(allowed)
+    return made
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_at_known_positions(name):
+    inputs = {"x": X, "i": Input((6,), dtype=torch.int64, high=5)}
+    assert_lowers(READS[name], inputs, {**random_inputs(inputs), "i": ROWS}, ["i"])
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_at_known_positions(name):
+    inputs = {"x": X, "y": Y, "i": Input((6,), dtype=torch.int64, high=5)}
+    assert_lowers(WRITES[name], inputs, {**random_inputs(inputs), "i": ROWS}, ["i"])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_constants_of_the_program(name):
+    assert_lowers(lambda x: OTHERS[name](x), {"x": X}, random_inputs({"x": X}))
+
+
+@pytest.mark.parametrize("name", [*READS, *(name for name in OTHERS if name not in NO_GRADIENT)])
+def test_their_gradients(name):
+    def program(x, i):
+        x = x.requires_grad_()
+        y = READS[name](x, i) if name in READS else OTHERS[name](x)
+        return torch.autograd.grad((y * y.detach().cos()).sum(), x)[0]
+
+    inputs = {"x": X, "i": Input((6,), dtype=torch.int64, high=5)}
+    given = {**random_inputs(inputs), "i": ROWS}
+    graph = capture_one(program, inputs)
+    made = lowered(graph, {graph.inputs["i"]: ROWS})
+    assert_same(replay(made, given), flat(program(**copies(given))))
+    assert not any(
+        node.op.split(".")[1].startswith(("index", "gather", "scatter", "embedding", "masked")) for node in made.nodes
+    )
+
+
+def test_a_choice_that_was_made():
+    """The positions of a topk are given; the values are what is there, and the choice stays an output."""
+
+    def program(x):
+        values, chosen = x.topk(2, -1)
+        return {"y": torch.zeros_like(x).scatter(1, chosen, values / values.sum(-1, keepdim=True)), "chosen": chosen}
+
+    graph = capture_one(program, {"x": X})
+    given = random_inputs({"x": X})
+    (node,) = [node for node in graph.nodes if node.op == "aten.topk.default"]
+    made = lowered(graph, {node.outputs[1]: given["x"].topk(2, -1).indices})
+    assert same_on(graph, made, given)
+    assert made.outputs["chosen"] is node.outputs[1]
+    assert not any("scatter" in each.op for each in made.nodes)
+    other = {"x": given["x"].flip(1)}
+    assert not same_on(graph, made, other)  # another path
+
+
+@pytest.mark.parametrize("rows", [[2, 2, 5], [0, 3, 3], [0, 0, 0]])
+@pytest.mark.parametrize("summed", [False, True])
+def test_products_in_groups(rows, summed):
+    ends, count = torch.tensor(rows, dtype=torch.int32), rows[-1]
+
+    def program(a, b, offs):
+        return torch._grouped_mm(a.t() if summed else a, b, offs=offs)
+
+    kind = {"dtype": torch.bfloat16}
+    inputs = {"a": Input((count, 8), **kind), "b": Input((count, 8) if summed else (3, 8, 8), **kind)}
+    inputs |= {"offs": Input((3,), dtype=torch.int32)}
+    graph = capture_one(program, inputs)
+    made = lowered(graph, {graph.inputs["offs"]: ends})
+    assert not any("grouped" in node.op for node in made.nodes)
+    given = {**random_inputs(inputs), "offs": ends}
+    found, first = replay(made, given)["out"], 0
+    for e, last in enumerate(rows):
+        mine = given["a"][first:last]
+        if summed:
+            torch.testing.assert_close(found[e], mine.t() @ given["b"][first:last])
+        else:
+            torch.testing.assert_close(found[first:last], mine @ given["b"][e])
+        first = last
+
+
+def test_what_has_no_kernel_here_is_not_known():
+    """`histc` of whole numbers: torch has it on a GPU alone."""
+    graph = capture_one(lambda x: x[:4] * torch.histc(WIDE, 4, 0, 3).view(4, 1), {"x": X})
+    assert any(node.op == "aten.histc.default" for node in lowered(graph).nodes)
+
+
+def test_what_is_not_certain_stays():
+    """Two elements for one place, positions outside, and positions that are ranges."""
+    twice = capture_one(lambda x: x.index_put((torch.tensor([1, 1]),), x[:2]), {"x": X})
+    assert lowered_constants(twice) is None
+    ranges = capture_one(lambda x: x[torch.arange(3) + 1], {"x": X})
+    assert lowered_constants(ranges) is None
+    data = capture_one(lambda x, i: x[i], {"x": X, "i": Input((3,), dtype=torch.int64, high=5)})
+    assert lowered_constants(data) is None
