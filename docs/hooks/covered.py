@@ -52,7 +52,7 @@ AREAS = {
     ),
     "expert parallelism": (
         Strategy("expert parallelism: routing, capacity, balancing losses, shared experts", PHASES[:2],
-                 ("expert", "moe_training", "routes")),
+                 ("expert", "moe_training", "routes", "fixed_routes")),
     ),
     "pipelines, and meshes of several axes": (
         Strategy("pipelines: GPipe, 1F1B, interleaved, tied stages", PHASES[:2], ("pipeline", "tied_stages")),

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphguard.capture.torch.escapes.text import is_only_shown
 from graphguard.capture.torch.record.constants import NotConstant
-from graphguard.errors import CaptureError
+from graphguard.graph.ir import Value
 
 if TYPE_CHECKING:
     from graphguard.capture.torch.record.recorder import Recorder
@@ -102,20 +102,23 @@ def leave_numbers_unread(recorder: Recorder) -> None:
     read = torch.Tensor.item
 
     def item(self: torch.Tensor) -> Any:
-        if type(self) not in _PLAIN or not self.is_floating_point() or self.numel() != 1 or _is_known(recorder, self):
+        if type(self) not in _PLAIN or not self.is_floating_point() or self.numel() != 1:
             return read(self)
-        held = self.detach().clone()  # the program may write into the tensor before the number is needed
         recorder.locate()
+        with _disable_current_modes():
+            value = recorder.value(self)  # the program may write into the tensor before the number is needed
+        if _is_known(recorder, value):
+            return read(self)
         recorder.assume(f"nothing depends on the type of the number that the program reads at {recorder.here()}")
-        return Unread(lambda: read(held))
+        return Unread(lambda: recorder.read(value).item())
 
     torch.Tensor.item = item
 
 
-def _is_known(recorder: Recorder, tensor: torch.Tensor) -> bool:
+def _is_known(recorder: Recorder, value: Value) -> bool:
     with _disable_current_modes():
         try:
-            recorder.constants.tensor(recorder.value(tensor))
-        except (NotConstant, CaptureError):
+            recorder.constants.tensor(value)
+        except NotConstant:
             return False
         return True

@@ -366,10 +366,16 @@ class Recorder(TorchDispatchMode):
     # ------------------------------------------------------------------ reading values
     def constant_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """The data of a tensor that follows from constants alone; an error, which the program cannot hide, if it does not."""
+        with _disable_current_modes():
+            value = self.value(tensor)
+        return self.read(value)
+
+    def read(self, value: Value) -> torch.Tensor:
+        """What the program is told when it asks for a value."""
         self.locate()
         try:
             with _disable_current_modes():
-                return self.constants.read(self.value(tensor))
+                return self.constants.read(value)
         except NotConstant as reason:
             error = _kind(reason)(
                 f"the program reads the value of a tensor that depends on {reason.culprit}; what it does next would hold "
