@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from graphguard.capture.front import Along, Captured, FrontEnd, Problem, Progress
+from graphguard.engine.limits import Limits as EngineLimits
 from graphguard.engine.proof import Proof
 from graphguard.engine.prove import prove
 from graphguard.engine.second_attempt import proved_apart
@@ -90,7 +91,7 @@ class Form(NamedTuple):
 
     sequential: Graph
     world: Callable[[bool], World]
-    in_many_pieces: bool = False
+    limits: Callable[[EngineLimits], EngineLimits]
 
 
 _COLLECTED: ContextVar[list[Job] | None] = ContextVar("collected", default=None)
@@ -264,7 +265,7 @@ def _decided(
             expected=problem.expected,
             ranges=problem.ranges,
             lemmas=all_lemmas(lemmas),
-            limits=limits.engine.for_many_pieces() if form.in_many_pieces else limits.engine,
+            limits=form.limits(limits.engine),
             **options,
         )
 
@@ -326,11 +327,15 @@ def _forms(problem: Problem, joint: Joint) -> list[Form]:
     are spelled out first."""
     captured = problem.captured
     world = captured.world if joint is captured.joint else partial(world_of, joint, list(captured.relations))
-    raw = Form(captured.sequential, world)
-    if captured.matched is not None or problem.along is not None:  # which is spelled out for its path
+    if problem.along is not None:  # which is spelled out for its path
+        return [Form(captured.sequential, world, EngineLimits.for_paths)]
+    raw = Form(captured.sequential, world, lambda limits: limits)
+    if captured.matched is not None:
         return [raw]
     made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
-    return [raw] if made is None else [Form(made[0], partial(world_of, made[1], captured.relations), True), raw]
+    if made is None:
+        return [raw]
+    return [Form(made[0], partial(world_of, made[1], captured.relations), EngineLimits.for_many_pieces), raw]
 
 
 def _stats(ranks: int, capture: float, proof: float | None = None, oracle: float | None = None) -> dict[str, Any]:

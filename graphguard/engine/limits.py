@@ -43,6 +43,7 @@ class Limits:
     steps: int = limit(24, "sums that are written out in more than {} steps")
     written_terms: int = limit(32, "sums that have more than {} terms when they are written out")
     written_power: int = limit(3, "sums to powers above {}, written out")
+    crossings: int = limit(1, "products of terms in more than {} pieces, where one ends within rows of another")
     scattered: int = limit(1024, "sums of more than {} elements that lie apart, compared one by one")
     work: int = limit(1000, "more than {} terms written out in vain for one output")
     operands: int = limit(4, "operands compared with more than {} of the sequential program's")
@@ -61,12 +62,20 @@ class Limits:
 
     def for_many_pieces(self) -> Limits:
         """For programs whose rows go ways of their own: each of them is a piece. What was set otherwise stays."""
+        return self._with(_MANY)
+
+    def for_paths(self) -> Limits:
+        """For the same along the path of a sample, of which there are several."""
+        return self._with({"crossings": 64})
+
+    def _with(self, others: Mapping[str, int]) -> Limits:
         default = Limits()
-        return replace(self, **{name: most for name, most in _MANY.items() if getattr(self, name) == getattr(default, name)})
+        return replace(self, **{name: most for name, most in others.items() if getattr(self, name) == getattr(default, name)})
 
 
 _MANY = {
-    "terms": 256, "terms_in_all": 1024, "cells": 1024, "steps": 200, "written_terms": 512, "scattered": 8192, "work": 20_000,
+    "terms": 256, "terms_in_all": 1024, "cells": 1024, "crossings": 1024, "steps": 200, "written_terms": 512,
+    "scattered": 8192, "work": 20_000,
 }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def _products(table: Table, terms: Sequence[Term], labels: Sequence[str], result
     except CutThroughRows:
         boxes = _common_boxes(terms, labels)
         parts = [_inside(term, [boxes[label] for label in names]) for term, names in zip(terms, labels, strict=True)]
-        if table.over("cells", prod(map(len, parts))):
+        if table.over("crossings", prod(map(len, parts))):
             raise
         return [each for chosen in combinations(*parts) for each in _products(table, chosen, labels, result)]
 
