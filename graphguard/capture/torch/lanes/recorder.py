@@ -93,7 +93,7 @@ class LaneRecorder(Recorder):
     def _dispatch(self, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not has_lanes(args) and not (kwargs and has_lanes(kwargs.values())):
             return super()._dispatch(info, args, kwargs)
-        if info.name in self._handlers or info.composite:
+        if info.name in self.handlers or info.composite:
             return super()._dispatch(info, args, kwargs)  # ours, or taken apart by torch: both see the numbers again
         args = tuple(settled(arg) for arg in args)
         if info.name == _SLICE:
