@@ -81,7 +81,8 @@ class _Capturing:
                 raise NotByClasses(f"the ranks do at least {ended + len(waiting)} different things")
             answers = self._answers([(ranks, 0) for ranks in waiting])
             made = [answer.found for answer in answers if answer.found is not None]
-            self._require_stable([answer.found.ranks for answer in answers if answer.found is not None and answer.asked], made)
+            begun = zip(waiting, answers, strict=True)  # a run of fewer ranks may write the same program otherwise
+            self._require_stable([ranks for ranks, answer in begun if answer.found is not None and answer.asked], made)
             told = self._hear(answers)
             left = [ranks for answer in answers for split in answer.splits for ranks in split.ranks]
             lacking = [answer.lacking for answer in answers if answer.lacking is not None]
