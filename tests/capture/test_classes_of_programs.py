@@ -31,7 +31,10 @@ NEEDS = {"transformers": "transformers", "megatron": "megatron.core.models.gpt.g
          "accelerate": "accelerate", "deepspeed": "deepspeed"}  # fmt: skip
 
 
-ONE_BY_ONE = {"read_before_wait::buggy": "something that is told of one rank"}  # a race, which names the rank
+ONE_BY_ONE = {
+    "read_before_wait::buggy": "something that is told of one rank",  # a race, which names the rank
+    "fixed-routes-loss-dp2-ep2": "rank 0 alone is captured as another program",  # its constants are cut in another order
+}
 
 
 class Compared(gg.GraphGuardError):
@@ -68,7 +71,7 @@ def checks_in(folder, wanted):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case(case):
-    with pytest.raises(Compared, match="by classes"):
+    with pytest.raises(Compared, match=ONE_BY_ONE.get(case.name, "by classes")):
         gg.verify(case.sequential, case.distributed, **case.options)
 
 
