@@ -271,7 +271,7 @@ def _decided(
 
     def proved_with(joint: Joint) -> Proof:
         """Of ranks that were changed."""
-        return proved(_forms(problem, joint)[0], locate=False)
+        return proved(_forms(problem, joint)[-1], locate=False)
 
     def again(form: Form, first: Proof) -> Proof:
         """Where the first attempt does not prove it, each rank by itself."""
@@ -303,10 +303,12 @@ def _decided(
     _tell(progress, "oracle")
     judgement = judged(proof)
     if not judgement.different:
-        proof = again(forms[0], first)
-        for form in forms[1:] if not proof.proved else ():
-            other = again(form, proved(form))
-            proof = other if len(other.findings) < len(proof.findings) else proof
+        attempts = [(forms[0], first)]
+        for form in () if first.proved else forms[1:]:
+            attempts.append((form, proved(form)))
+            proof = min(proof, attempts[-1][1], key=_left_open)
+        for form, before in () if proof.proved else reversed(attempts):
+            proof = min(proof, again(form, before), key=_left_open)
         judgement = judgement if proof is first else judged(proof)
     elif judgement.amends and problem.along is None:
         stops, joint = Stops(limits.locate), captured.joint
@@ -323,8 +325,8 @@ def _decided(
 
 
 def _forms(problem: Problem, joint: Joint) -> list[Form]:
-    """The programs in the forms in which they are tried to be proved. Where they read or write at constant positions, those
-    are spelled out first."""
+    """The programs in the forms in which they are tried to be proved: as they are, and, where they read or write at constant
+    positions, with those spelled out."""
     captured = problem.captured
     world = captured.world if joint is captured.joint else partial(world_of, joint, list(captured.relations))
     if problem.along is not None:  # which is spelled out for its path
@@ -335,7 +337,11 @@ def _forms(problem: Problem, joint: Joint) -> list[Form]:
     made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
     if made is None:
         return [raw]
-    return [Form(made[0], partial(world_of, made[1], captured.relations), EngineLimits.for_many_pieces), raw]
+    return [raw, Form(made[0], partial(world_of, made[1], captured.relations), EngineLimits.for_many_pieces)]
+
+
+def _left_open(proof: Proof) -> int:
+    return len(proof.findings)
 
 
 def _stats(ranks: int, capture: float, proof: float | None = None, oracle: float | None = None) -> dict[str, Any]:

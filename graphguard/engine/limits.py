@@ -43,8 +43,8 @@ class Limits:
     steps: int = limit(24, "sums that are written out in more than {} steps")
     written_terms: int = limit(32, "sums that have more than {} terms when they are written out")
     written_power: int = limit(3, "sums to powers above {}, written out")
-    crossings: int = limit(1, "products of terms in more than {} pieces, where one ends within rows of another")
-    scattered: int = limit(1024, "sums of more than {} elements that lie apart, compared one by one")
+    crossings: int = limit(1, "more than {} pieces of tensors that end within rows of others")
+    scattered: int = limit(1, "sums of more than {} elements that lie apart, compared one by one")
     work: int = limit(1000, "more than {} terms written out in vain for one output")
     operands: int = limit(4, "operands compared with more than {} of the sequential program's")
     astray: int = limit(40_000, "more than {} factors, for each class of ranks, in what is no part of any sequential tensor")
@@ -66,7 +66,7 @@ class Limits:
 
     def for_paths(self) -> Limits:
         """For the same along the path of a sample, of which there are several."""
-        return self._with({"crossings": 64})
+        return self._with({"crossings": 64, "scattered": 1024})
 
     def _with(self, others: Mapping[str, int]) -> Limits:
         default = Limits()

@@ -101,8 +101,8 @@ def _cuttable(table: Table, values: Sequence[Value]) -> list[Value]:
             count = sum(len(value.terms) for value in parted)
             if count == sum(len(value.terms) for value in found):
                 break
-            if table.over("cells", count):
-                raise Undescribed(f"a tensor in {count} pieces")
+            if table.over("crossings", count):
+                raise Undescribed("a cut that runs through joined dims")
             found = parted
     return found
 
