@@ -50,7 +50,8 @@ ROOMS = {
     "render": "errors graph engine.proof lemmas oracle",
     "report": "errors graph engine.proof oracle render",
     "verdict": "errors graph aten relation engine.limits engine.proof oracle counterexample locate capture.front render report",
-    "pipeline": "errors graph engine.proof engine.second_attempt engine.prove lemmas routes capture.front report verdict",
+    "pipeline": "errors graph engine.limits engine.proof engine.second_attempt engine.prove lemmas routes capture.front report "
+    "verdict",
     "cache": "graph relation engine.proof capture.front oracle report verdict pipeline",
     # what users call
     "audit": "errors scope graph aten engine.terms engine.store engine.algebra engine.interpret engine.numeric engine.relate "

@@ -102,7 +102,8 @@ def leave_numbers_unread(recorder: Recorder) -> None:
     read = torch.Tensor.item
 
     def item(self: torch.Tensor) -> Any:
-        if type(self) not in _PLAIN or not self.is_floating_point() or self.numel() != 1:
+        known = type(self) in _PLAIN and recorder.aliases.storage_of(self) is not None
+        if not known or not self.is_floating_point() or self.numel() != 1:
             return read(self)
         recorder.locate()
         with _disable_current_modes():
