@@ -207,10 +207,9 @@ def test_what_was_changed_after_it_was_loaded_is_not_kept(kept, monkeypatch):
 
 def test_the_state_of_torch_and_the_folder_count(kept, tmp_path, monkeypatch):
     ask(kept)
-    monkeypatch.setattr(content, "_state_of_torch", lambda: ["2.13.0", "?", "torch.float64"])
-    assert not ask(kept)[1]
-    monkeypatch.undo()
-    monkeypatch.setattr(graphguard, "LOADED", time.time() + 3600)
+    with monkeypatch.context() as patched:
+        patched.setattr(content, "_state_of_torch", lambda: ["2.13.0", "?", "torch.float64"])
+        assert not ask(kept)[1]
     assert ask(kept)[1]
     monkeypatch.chdir(tmp_path)
     assert not ask(kept)[1]

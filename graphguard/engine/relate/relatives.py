@@ -107,6 +107,6 @@ def _index(table: Table, environment: Environment, parts: bool = False) -> dict[
 def opened(table: Table, value: Value) -> Value:
     """A sum that has a name of its own, as its summands: sums of parts have other names than those of all."""
     term = value.terms[0] if len(value.terms) == 1 and len(value.terms[0].factors) == 1 else None
-    if term is None or term.factors[0].atom.kind != "lin" or term.factors[0].power != 1:
+    if term is None or term.factors[0].atom.kind != "lin":
         return value
     return Value(value.shape, tuple(written_out(table, term, term.factors[0].atom)))
