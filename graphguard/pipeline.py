@@ -26,7 +26,7 @@ from graphguard.errors import (
 )
 from graphguard.graph.class_matching import world_of
 from graphguard.graph.expanded import ExpandedJoint
-from graphguard.graph.ir import Graph
+from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.limits import Stops
 from graphguard.graph.listing import without_relations
 from graphguard.graph.matching import Joint
@@ -39,6 +39,7 @@ from graphguard.verdict.judge import Judgement, judge
 from graphguard.verdict.limits import Limits, limits_of
 from graphguard.verdict.paths import of_paths, without_decisions
 from graphguard.verdict.repairs import proved_repair
+from graphguard.verdict.small_mesh import small_mesh, told
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
 
 PATHS = 5  # that are taken by programs that read values
@@ -63,6 +64,13 @@ class TakesPaths(Protocol):
     def problems_along(
         self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
     ) -> Iterator[Problem]: ...
+
+
+@runtime_checkable
+class TakesMeshes(Protocol):
+    """A front end of programs that may be written for any number of ranks."""
+
+    def on(self, mesh: Mesh) -> FrontEnd: ...
 
 
 @dataclass(frozen=True)
@@ -166,9 +174,26 @@ def _report(job: Job) -> Report:
     if kept is not None:
         return kept
     report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
+    report.notes[:0] = _on_fewer_ranks(job, problem, report, lemmas)
     if memory is not None and key is not None:
         memory.keep(key, problem, report)
     return report
+
+
+def _on_fewer_ranks(job: Job, problem: Problem, report: Report, lemmas: Mapping[str, Lemma]) -> list[str]:
+    """What is known of the same programs on a mesh that is small enough to be executed, where this one is not."""
+    if report.verdict == "refuted" or job.trials == 0 or not isinstance(job.front, TakesMeshes):
+        return []
+    small = small_mesh(problem.mesh, problem.captured, limits_of(job.limits).oracle)
+    if small is None:
+        return []
+    try:
+        fewer = job.front.on(small).problem(frozenset(lemmas))
+        said = decide(fewer, lemmas, trials=job.trials, seed=job.seed, limits=job.limits)
+    except GraphGuardError as error:
+        return [f"the same programs could not be executed on the mesh {small} either: {error}"]
+    was_executed = said.verdict == "refuted" or said.stats["seconds"]["oracle"] is not None
+    return [told(small, said)] if was_executed else []
 
 
 def _mismatched(job: Job, error: MismatchError, begun: float) -> Report:

@@ -53,6 +53,8 @@ def scaling() -> Iterator[tuple[str, Megatron]]:
     experts = "DeepSeek-V3-like 671B"
     for dp in (8, 16, 32, 64):
         yield experts, Megatron(replace(MODELS[experts], layers=4), 2, dp)
+    for cp in (2, 4, 8, 16):
+        yield name, Megatron(replace(llama, groups=8), 8, cp=cp)
     for layers in (8, 16, 32, 64, 126):
         yield name, Megatron(replace(MODELS[name], layers=layers), 8)
 
@@ -83,7 +85,7 @@ def _measured(suite: str, name: str, model: Megatron) -> Row:
         suite, name, model.sizes.layers, model.tp, model.dp, model.pp, model.microbatches, fault,
         report.verdict, problem.mesh.size, captured.classes,
         len(captured.sequential.nodes) + sum(len(each.graph.nodes) for each in captured.world().classes),
-        seconds["capture"], seconds["proof"], total, sum(os.times()[:4]), peak * 1024,
+        seconds["capture"], seconds["proof"], total, sum(os.times()[:4]), peak * 1024, model.cp,
     )  # fmt: skip
 
 

@@ -80,16 +80,22 @@ def _table(rows: Sequence[Row]) -> str:
 
 # ---------------------------------------------------------------------- plots
 _Number = Callable[[Row], int]
+
+
+def _splits(row: Row, *axes: str) -> bool:
+    """Whether a row of the scaling suite splits along these axes, and no others."""
+    sizes = {"tp": row.tp, "dp": row.dp, "pp": row.pp, "cp": row.cp}
+    return row.suite == "scaling" and {axis for axis, size in sizes.items() if size > 1} == set(axes)
+
+
 _PLOTS: tuple[tuple[str, str, Callable[[Row], bool], _Number], ...] = (
-    ("tensor", "ranks of tensor parallelism", lambda row: row.dp == row.pp == 1 and row.layers == 16 and row.suite == "scaling",
-     lambda row: row.tp),
-    ("ranks", "ranks, TP 8 × PP 16 × DP", lambda row: row.pp == 16 and row.layers == 32, lambda row: row.ranks),
-    ("experts", "ranks that share the experts", lambda row: row.model.startswith("DeepSeek") and row.suite == "scaling",
-     lambda row: row.dp),
-    ("layers", "layers", lambda row: (row.tp, row.dp, row.pp) == (8, 1, 1) and row.suite == "scaling" and "405B" in row.model,
-     lambda row: row.layers),
+    ("tensor", "ranks of tensor parallelism", lambda row: _splits(row, "tp") and row.layers == 16, lambda row: row.tp),
+    ("ranks", "ranks, TP 8 × PP 16 × DP", lambda row: _splits(row, "tp", "pp", "dp"), lambda row: row.ranks),
+    ("experts", "ranks that share the experts", lambda row: _splits(row, "tp", "dp"), lambda row: row.dp),
+    ("context", "ranks of context parallelism", lambda row: _splits(row, "tp", "cp"), lambda row: row.cp),
+    ("layers", "layers", lambda row: _splits(row, "tp") and row.tp == 8, lambda row: row.layers),
     ("operations", "operations", lambda row: row.fault is None, lambda row: row.operations),
-)  # fmt: skip
+)
 
 
 def exponent(numbers: Sequence[float], seconds: Sequence[float]) -> float:

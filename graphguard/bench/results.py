@@ -36,14 +36,15 @@ class Row:
     total: float
     processor: float
     peak_bytes: int
+    cp: int = 1
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.suite, self.model, self.layers, self.tp, self.dp, self.pp, self.microbatches, self.fault
+        return self.suite, self.model, self.layers, self.tp, self.dp, self.pp, self.cp, self.microbatches, self.fault
 
     @property
     def mesh(self) -> str:
-        sizes = {"TP": self.tp, "PP": self.pp, "DP": self.dp}
+        sizes = {"TP": self.tp, "PP": self.pp, "DP": self.dp, "CP": self.cp}
         return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
 
 

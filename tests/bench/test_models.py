@@ -30,6 +30,12 @@ def test_every_form_is_verified_and_executed(name):
     assert report.verified and report.stats["oracle"]["skipped"] is None
 
 
+@pytest.mark.parametrize("name", ["Llama-3 8B", "DeepSeek-V3-like 671B"])
+def test_context_parallelism_is_verified_and_executed(name):
+    report = verified(Megatron(small(MODELS[name], layers=2, split=4), tp=2, cp=2, dp=2 if "V3" in name else 1))
+    assert report.verified and report.stats["oracle"]["skipped"] is None
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_refuted(fault):
     report = verified(Faulty(LLAMA, tp=2, dp=2, pp=2, microbatches=2, fault=fault))

@@ -70,14 +70,16 @@ def inner_of(sizes: Sizes, x: Tensor, p: Parameters) -> Tensor:
 
 def attention(sizes: Sizes, h: Tensor, p: Parameters, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Of the heads whose weights are there."""
-    if sizes.latent is not None:
-        q, k, v = _latent_heads(sizes, h, p, turn)
-    else:
-        q, k, v = (by_head(projected(h, p, name), sizes.head) for name in ("query", "key", "value"))
-        if sizes.turns_positions:
-            q, k = turned(q, turn), turned(k, turn)
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=sizes.groups != sizes.heads)
+    y = F.scaled_dot_product_attention(*heads(sizes, h, p, turn), is_causal=True, enable_gqa=sizes.groups != sizes.heads)
     return y.permute(2, 0, 1, 3).flatten(2)
+
+
+def heads(sizes: Sizes, h: Tensor, p: Parameters, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, [batch, head, token, feature] each."""
+    if sizes.latent is not None:
+        return _latent_heads(sizes, h, p, turn)
+    q, k, v = (by_head(projected(h, p, name), sizes.head) for name in ("query", "key", "value"))
+    return (turned(q, turn), turned(k, turn), v) if sizes.turns_positions else (q, k, v)
 
 
 def _latent_heads(sizes: Sizes, h: Tensor, p: Parameters, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,9 @@
 """The same decoder on many ranks, in Megatron's style: tensor + sequence parallelism (tp) inside of stages (pp) of a pipeline
-that runs 1F1B, data parallelism (dp) around it. Experts are split over dp, and each of them over tp.
+that runs 1F1B, data parallelism (dp) around it. Experts are split over dp, and each of them over tp. With context parallelism
+(cp) the sequence is split before all else, and keys and values are gathered, as Llama 3 does.
 
-Between attention and MLP a rank holds its part of the sequence; inside of them its heads, or its inner features, of all of it.
+Between attention and MLP a rank holds its part of the sequence; inside of them its heads, or its inner features, of all of it
+that its cp has.
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ class Groups(NamedTuple):
     tp: Any
     dp: Any
     pp: Any
+    cp: Any
 
     @staticmethod
     def of(mesh: DeviceMesh) -> Groups:
-        return Groups(*(mesh.get_group(axis) for axis in ("tp", "dp", "pp")))
+        return Groups(*(mesh.get_group(axis) if axis in mesh.mesh_dim_names else None for axis in Groups._fields))
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,11 @@ class Megatron:
     dp: int = 1
     pp: int = 1
     microbatches: int = 1
+    cp: int = 1
 
     @property
     def mesh(self) -> dict[str, int]:
-        return {"pp": self.pp, "dp": self.dp, "tp": self.tp}
+        return {"pp": self.pp, "dp": self.dp, **({"cp": self.cp} if self.cp > 1 else {}), "tp": self.tp}
 
     # ------------------------------------------------------------------ parameters and inputs
     def held(self) -> dict[str, Held]:
@@ -146,9 +150,11 @@ class Megatron:
         return ids | {name: Input(held.shape) for name, held in self.held().items()}
 
     def local_inputs(self, full: Parameters, coord: dict[str, Any]) -> Parameters:
-        """A rank's samples, and its parts of its stage's parameters."""
+        """A rank's part of its samples, and its parts of its stage's parameters."""
         stage = int(coord["pp"])
         local = {name: _part(full[name], COLUMNS, coord["dp"], self.dp) for name in ("tokens", "target")}
+        if self.cp > 1:
+            local = {name: _part(ids, ROWS, coord["cp"], self.cp) for name, ids in local.items()}
         for name, held in self.held().items():
             if self.stage_of(name, held) == stage:
                 local[name] = _part(_part(full[name], held.dp, coord["dp"], self.dp), held.tp, coord["tp"], self.tp)
@@ -169,17 +175,15 @@ class Megatron:
         grads = {name: self._synchronised(tensor.grad, held[name], groups) for name, tensor in p.items()}
         loss = None
         if losses:
-            loss = torch.stack(losses).sum()
-            dist.all_reduce(loss, op=dist.ReduceOp.AVG, group=groups.dp)
+            loss = _averaged(torch.stack(losses).sum(), groups.dp, groups.cp)
         return {"loss": loss, "grads": grads}
 
     def _synchronised(self, grad: Any, held: Held, groups: Groups) -> Tensor:
         if held.meets_own_tokens:
             dist.all_reduce(grad, group=groups.tp)
         if held.dp.is_shard():  # an expert has met the tokens of all ranks of dp
-            return grad / self.dp
-        dist.all_reduce(grad, op=dist.ReduceOp.AVG, group=groups.dp)
-        return grad
+            return _averaged(grad / self.dp, groups.cp)
+        return _averaged(grad, groups.dp, groups.cp)
 
     # ------------------------------------------------------------------ one stage
     def embedded(self, ids: Tensor, p: Parameters, groups: Groups) -> Tensor:
@@ -189,19 +193,31 @@ class Megatron:
         return x + p["positions"].narrow(0, dist.get_rank(groups.tp) * x.size(0), x.size(0)).unsqueeze(1)
 
     def run_layers(self, x: Tensor, p: Parameters, groups: Groups) -> Tensor:
-        turn = decoder.turning(self.sizes)
+        turn: Any = decoder.turning(self.sizes)
+        if self.cp > 1:
+            turn = tuple(_part(each, ROWS, dist.get_rank(groups.cp), self.cp) for each in turn)
         for layer in [int(name.removeprefix("query")) for name in p if name.startswith("query") and name[5:].isdigit()]:
             x = self.run_layer(x, of_layer(p, layer), layer, turn, groups)
         return x
 
     def run_layer(self, x: Tensor, p: Parameters, layer: int, turn: Any, groups: Groups) -> Tensor:
         inner = decoder.inner_of(self.sizes, normed(self.sizes, x, p, "attention_norm"), p)
-        h = decoder.attention(self.sizes, Gather.apply(inner, groups.tp), p, turn)
+        h = self.attention(Gather.apply(inner, groups.tp), p, turn, groups)
         x = x + self.left(h, p, "out", groups)
         h = normed(self.sizes, x, p, "mlp_norm")
         if self.sizes.has_experts(layer):
             return x + self.routed(h, p, groups)
         return x + self.left(decoder.mlp(self.sizes, Gather.apply(h, groups.tp), p), p, "down", groups)
+
+    def attention(self, h: Tensor, p: Parameters, turn: Any, groups: Groups) -> Tensor:
+        if self.cp == 1:
+            return decoder.attention(self.sizes, h, p, turn)
+        q, k, v = decoder.heads(self.sizes, h, p, turn)
+        k, v = (Gather.apply(each.movedim(2, 0), groups.cp).movedim(0, 2) for each in (k, v))
+        own = dist.get_rank(groups.cp) * h.size(0) + torch.arange(h.size(0))
+        seen = own.unsqueeze(1) >= torch.arange(k.size(2))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=self.sizes.groups != self.sizes.heads)
+        return y.permute(2, 0, 1, 3).flatten(2)
 
     def left(self, h: Tensor, p: Parameters, name: str, groups: Groups) -> Tensor:
         """What attention or MLP add, to the own part of the sequence."""
@@ -230,6 +246,14 @@ def _part(x: Tensor, placement: Placement, place: Any, parts: int) -> Tensor:
         return x
     size = x.size(placement.dim) // parts
     return x.narrow(placement.dim, place * size, size)
+
+
+def _averaged(x: Tensor, *groups: Any) -> Tensor:
+    """Over the ranks that meet other tokens."""
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(x, op=dist.ReduceOp.AVG, group=group)
+    return x
 
 
 def _exchanged(rows: Tensor, group: Any) -> Tensor:

@@ -72,6 +72,10 @@ class TorchFrontEnd:
             tuple(guesses(parameters)),
         )
 
+    def on(self, mesh: Mesh) -> TorchFrontEnd:
+        """The same programs on other ranks."""
+        return replace(self, subject=replace(self.subject, mesh=mesh))
+
     def problems_along(
         self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
     ) -> Iterator[Problem]:
