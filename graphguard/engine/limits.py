@@ -98,6 +98,11 @@ class ProofStops(Stops):
     def _reach(self) -> Reach:
         return self._find_reach()
 
+    @cached_property
+    def _every(self) -> frozenset[str]:
+        """All outputs that some operation serves."""
+        return frozenset[str]().union(*self._reach.values())
+
     def note(self, limit: str, needed: int | None = None) -> None:
         self._reached[limit, self.at] = most(self._reached.get((limit, self.at)), needed)
 
@@ -121,7 +126,7 @@ class ProofStops(Stops):
         """Whether so many terms may be written out: not, if too many were for every output that they would be for."""
         if self._written + terms <= self.limits.work:
             return True
-        every = frozenset[str]().union(*self._reach.values())
+        every = self._every
         for at, written in self._not_told_apart:
             self._written_for.update(dict.fromkeys(self._served(at, every), written))
         self._not_told_apart.clear()
