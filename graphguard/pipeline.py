@@ -35,7 +35,7 @@ from graphguard.lemmas.known import all_lemmas
 from graphguard.lemmas.user import Lemma, by_operator
 from graphguard.report.report import Report
 from graphguard.routes.programs import with_constant_positions
-from graphguard.verdict.judge import Judgement, judge
+from graphguard.verdict.judge import Judgement, are_seen_to_differ, judge
 from graphguard.verdict.limits import Limits, limits_of
 from graphguard.verdict.paths import of_paths, without_decisions
 from graphguard.verdict.repairs import proved_repair
@@ -282,8 +282,14 @@ def _decided(
     captured = problem.captured
     executed = captured if problem.along is None else problem.along.raw
     graphs = executed.sequential, executed.joint, executed.relations
+    asked: list[bool] = []
 
-    def proved(form: Form, apart: bool = False, **options: bool) -> Proof:
+    def are_wrong() -> bool:
+        """Asked by a proof that is in trouble."""
+        asked.append(are_seen_to_differ(*graphs, problem.expected, problem.bounds, seed=seed, limits=limits))
+        return asked[-1]
+
+    def proved(form: Form, apart: bool = False, **options: Any) -> Proof:
         return prove(
             form.sequential,
             form.world(apart),
@@ -324,9 +330,12 @@ def _decided(
 
     forms = _forms(problem, captured.joint)
     _tell(progress, "proof")
-    proof = first = proved(forms[0])
+    proof = first = proved(forms[0], are_wrong=are_wrong if problem.along is None and trials != 0 else None)
     _tell(progress, "oracle")
     judgement = judged(proof)
+    if any(asked) and not judgement.different:  # numbers that all trials explain, so that all is to be tried
+        proof = first = proved(forms[0])
+        judgement = judged(proof)
     if not judgement.different:
         attempts = [(forms[0], first)]
         for form in () if first.proved else forms[1:]:

@@ -79,14 +79,23 @@ _MANY = {
 }  # fmt: skip
 
 
+_OF_WRONG_RANKS = {"astray": 2000, "work": 100}  # what is not proved soon then is not to be proved
+
+
 class ProofStops(Stops):
     """What was reached, and what was written out in vain, is kept with what was done then: trouble with one output leaves
-    others as they are."""
+    others as they are.
+
+    are_wrong: whether an execution shows that the ranks are wrong. It is asked once, where much is done in vain: of such ranks
+        less is tried, which is always sound."""
 
     limits: Limits
 
-    def __init__(self, limits: Limits | None = None, reach: Callable[[], Reach] = dict):
+    def __init__(
+        self, limits: Limits | None = None, reach: Callable[[], Reach] = dict, are_wrong: Callable[[], bool] | None = None
+    ):
         super().__init__(Limits() if limits is None else limits)
+        self._find_wrong = are_wrong
         self.at: At = None
         self._reached: dict[tuple[str, At], int | None] = {}
         self._find_reach = reach
@@ -97,6 +106,15 @@ class ProofStops(Stops):
     @cached_property
     def _reach(self) -> Reach:
         return self._find_reach()
+
+    @cached_property
+    def _are_wrong(self) -> bool:
+        return self._find_wrong is not None and self._find_wrong()
+
+    def allowed(self, limit: str, needed: int) -> int:
+        """The limit that holds where so much is needed."""
+        most, of_wrong = getattr(self.limits, limit), _OF_WRONG_RANKS[limit]
+        return of_wrong if of_wrong < min(most, needed) and self._are_wrong else most
 
     @cached_property
     def _every(self) -> frozenset[str]:
@@ -124,13 +142,14 @@ class ProofStops(Stops):
     # ------------------------------------------------------------------ what is written out in vain
     def allows(self, terms: int) -> bool:
         """Whether so many terms may be written out: not, if too many were for every output that they would be for."""
-        if self._written + terms <= self.limits.work:
+        most = self.allowed("work", self._written + terms)
+        if self._written + terms <= most:
             return True
         every = self._every
         for at, written in self._not_told_apart:
             self._written_for.update(dict.fromkeys(self._served(at, every), written))
         self._not_told_apart.clear()
-        if any(self._written_for[path] + terms <= self.limits.work for path in self._served(self.at, every)):
+        if any(self._written_for[path] + terms <= most for path in self._served(self.at, every)):
             return True
         self.note("work")
         return False

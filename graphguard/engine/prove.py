@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -61,13 +61,15 @@ def prove(
     ranges: Ranges | None = None,
     locate: bool = True,
     limits: Limits | None = None,
+    are_wrong: Callable[[], bool] | None = None,
 ) -> Proof:
     """How every sequential output is rebuilt from the ranks' outputs, for all inputs; or why that is not known.
 
-    locate: say where each relation breaks; else the first break is told by itself, which is quicker."""
+    locate: say where each relation breaks; else the first break is told by itself, which is quicker.
+    are_wrong: whether an execution shows that the ranks are wrong, so that less is tried."""
     begun = time.perf_counter()
     with without_collection():
-        found = interpret(sequential, world, ranges or {}, lemmas, limits)
+        found = interpret(sequential, world, ranges or {}, lemmas, limits, are_wrong)
         proof = _Prover(found, sequential, world, expected or {}, locate).run()
     proof.seconds = time.perf_counter() - begun
     return proof
@@ -85,9 +87,16 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def interpret(sequential: Graph, world: World, ranges: Ranges, lemmas: Lemmas, limits: Limits | None = None) -> Interpretation:
+def interpret(
+    sequential: Graph,
+    world: World,
+    ranges: Ranges,
+    lemmas: Lemmas,
+    limits: Limits | None = None,
+    are_wrong: Callable[[], bool] | None = None,
+) -> Interpretation:
     """Descriptions of all tensors of both programs."""
-    table = Table(ProofStops(limits, partial(outputs_by_node, sequential, world)))
+    table = Table(ProofStops(limits, partial(outputs_by_node, sequential, world), are_wrong))
     table.ignores_by_default = may_be_ignored([each.graph for each in world.classes])
     interpreter = Interpreter(table, lemmas)
     inputs = {name: interpreter.input(name, value.shape) for name, value in sequential.inputs.items()}

@@ -168,6 +168,32 @@ def judge(
         return Judgement(skipped=f"no inputs were found on which it is defined: {error}", seconds=time.perf_counter() - begun)
 
 
+def are_seen_to_differ(
+    sequential: Graph,
+    joint: Joint,
+    relations: Sequence[Graph],
+    expected: Mapping[str, Expectation],
+    ranges: Ranges,
+    *,
+    seed: int = 0,
+    limits: Limits | None = None,
+) -> bool:
+    """Whether the first trials show it, before anything is proved. What cannot be afforded, or does not run, shows nothing."""
+    programs, limits = Programs(sequential, joint, relations), Limits() if limits is None else limits
+    stops = Stops(limits.oracle)
+    if isinstance(joint, ExpandedJoint) or joint.findings:
+        return False
+    count, reason = affordable(cost(programs.graphs), TRIALS, stops)
+    if reason is not None:
+        return False
+    judging = _Judging(programs, expected, {}, {}, False, True, stops, Stops(limits.locate))
+    try:
+        judging.run(ranges, count, seed, others=False)
+        return judging.shows_difference()
+    except (ReplayError, UndefinedError):
+        return False
+
+
 def _affordable_part(programs: Programs, proved: Iterable[str], stops: Stops) -> tuple[Programs, str] | None:
     """The output without a proof that costs least, with what it is made from, where that can be afforded."""
     open_ends = [path for path, value in programs.sequential.outputs.items() if value is not None and path not in set(proved)]
@@ -210,7 +236,8 @@ class _Judging:
         return 2 * len(self.sequential.nodes) + sum(len(graph.nodes) for graph in self.joint.graphs)
 
     # ------------------------------------------------------------------ execution
-    def run(self, ranges: Ranges, count: int, seed: int) -> None:
+    def run(self, ranges: Ranges, count: int, seed: int, others: bool = True) -> None:
+        """others: whether more is tried, where nothing is proved and nothing differs."""
         if self.on_path is not None:
             self._run_on(self.on_path, count, seed)
             return
@@ -223,7 +250,7 @@ class _Judging:
             if all(self._output(path).claimed for path in self._paths()):
                 break
             self.trials.append(self._trial(regime, seed + number))
-        if count > 1 and self._shows_nothing():  # one is all that can be afforded, or was asked for
+        if others and count > 1 and self._shows_nothing():  # one is all that can be afforded, or was asked for
             most = affordable(cost(self.programs.graphs), len(_OTHERS), self.stops)[0]
             for number, regime in enumerate(_OTHERS[:most], len(self.trials)):
                 with suppress(UndefinedError):
@@ -249,6 +276,9 @@ class _Judging:
         known = self.ranges[0]
         free = draws.has_free_integers(self.sequential, known)
         return [known, *(draws.narrowed(self.sequential, known, high) for high in _NARROWER if free)]
+
+    def shows_difference(self) -> bool:
+        return any(each.kind is not None for each in self._settled()[0].values())
 
     def _shows_nothing(self) -> bool:
         """Whether some output is not proved, and none differs."""

@@ -15,13 +15,15 @@ import graphguard as gg
 from graphguard import Partial, Replicate, Shard, pipeline
 from graphguard.api import capture_function
 from graphguard.cli import app
-from graphguard.engine.limits import Limits
+from graphguard.engine import limits as engine_limits
+from graphguard.engine.limits import Limits, ProofStops
 from graphguard.engine.prove import prove
 from graphguard.errors import UsageError
 from graphguard.graph.ancestry import outputs_by_node
 from graphguard.graph.limits import Stop
 from graphguard.lemmas.known import all_lemmas
 from graphguard.verdict import limits as all_limits
+from graphguard.verdict.judge import are_seen_to_differ
 from graphguard.verdict.limits import limits_of, parsed, stated
 
 PACKAGE = Path(gg.__file__).parent
@@ -153,6 +155,32 @@ def test_work_in_vain_is_bounded():
     captured = capture_function(variance, variance_of_squares, mesh=2, inputs={"x": VECTOR})
     proof = prove(captured.sequential, captured.world(), lemmas=all_lemmas(), limits=Limits(work=2))
     assert not proof.relations and [stop.limit for stop in proof.stopped] == ["work"]
+
+
+# ---------------------------------------------------------------------- ranks that are wrong
+def test_of_ranks_that_are_seen_to_be_wrong_less_is_tried():
+    asked = []
+    stops = ProofStops(are_wrong=lambda: asked.append(1) or True)
+    assert (stops.allowed("work", 100), stops.allowed("astray", 2000)) == (1000, 40_000) and not asked
+    assert (stops.allowed("work", 101), stops.allowed("astray", 2001)) == (100, 2000) and len(asked) == 1
+    assert ProofStops(Limits(work=7), are_wrong=lambda: True).allowed("work", 101) == 7
+    assert ProofStops(are_wrong=lambda: False).allowed("work", 101) == ProofStops().allowed("work", 101) == 1000
+
+
+def test_what_looked_wrong_and_is_not_is_proved_with_all_that_is_allowed(monkeypatch):
+    monkeypatch.setattr(engine_limits, "_OF_WRONG_RANKS", {"astray": 0, "work": 0})
+    monkeypatch.setattr(pipeline, "are_seen_to_differ", lambda *programs, **options: True)
+    assert gg.verify(variance, variance_of_squares, mesh=2, inputs={"x": VECTOR}).verified
+
+
+def test_whether_ranks_differ_is_seen_before_anything_is_proved():
+    def seen(distributed, **limits):
+        captured = capture_function(variance, distributed, mesh=2, inputs={"x": VECTOR})
+        graphs = captured.sequential, captured.joint, captured.relations
+        return are_seen_to_differ(*graphs, {}, {}, limits=limits_of(limits))
+
+    assert seen(lambda x: variance(x) * 1.5) and not seen(variance_of_squares)
+    assert not seen(lambda x: variance(x) * 1.5, trial_bytes=1), "it is not executed"
 
 
 # ---------------------------------------------------------------------- clocks

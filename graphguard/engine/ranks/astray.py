@@ -39,10 +39,12 @@ class Astray:
         if not work or isinstance(result, Unknown):
             return result
         for_each = work // self._classes
-        if for_each > self._table.limits.astray // _LITTLE:
+        most = self._table.stops.allowed("astray", for_each)
+        if for_each > most // _LITTLE:
             if self._asked(result):
                 return result
-            if self._table.over("astray", for_each):
+            if for_each > most:
+                self._table.over("astray", for_each)  # which is told
                 return Unknown(REASON, node)
         self._behind[tensor] = work
         return result
