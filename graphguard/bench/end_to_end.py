@@ -18,17 +18,20 @@ from rich.console import Console
 
 from graphguard.bench.faulty import FAULTS, Faulty
 from graphguard.bench.models.megatron import Megatron
+from graphguard.bench.models.of_transformers import TransformersLlama
 from graphguard.bench.models.sizes import MODELS
 from graphguard.bench.page import write as write_page
 from graphguard.bench.results import Row, keep, printed
-from graphguard.capture.torch.front import TorchFrontEnd, functions
 from graphguard.capture.torch.isolate import run_isolated
 from graphguard.errors import InternalError
 from graphguard.pipeline import decide
 
-
 # ---------------------------------------------------------------------- what is measured
-def end_to_end() -> Iterator[tuple[str, Megatron]]:
+Model = Megatron | TransformersLlama
+
+
+def end_to_end() -> Iterator[tuple[str, Model]]:
+    yield "Llama-3 8B of transformers", TransformersLlama(MODELS["Llama-3 8B"], 8)
     for name, tp, pp, dp, microbatches in (
         ("Llama-3 8B", 8, 1, 1, 1),
         ("Llama-3 70B", 8, 4, 2, 8),
@@ -42,7 +45,7 @@ def end_to_end() -> Iterator[tuple[str, Megatron]]:
         yield name, Megatron(MODELS[name], tp, dp, pp, microbatches)
 
 
-def scaling() -> Iterator[tuple[str, Megatron]]:
+def scaling() -> Iterator[tuple[str, Model]]:
     """More ranks of one axis, with all else as it was; then more layers."""
     name = "Llama-3 405B"
     llama = replace(MODELS[name], layers=16, groups=128)  # a key for each head, so that 64 ranks can split them
@@ -63,7 +66,7 @@ SUITES = {"end-to-end": end_to_end, "scaling": scaling}
 
 
 # ---------------------------------------------------------------------- a measurement
-def measured(suite: str, name: str, model: Megatron) -> Row:
+def measured(suite: str, name: str, model: Model) -> Row:
     for _, result in run_isolated([lambda: pickle.dumps(_measured(suite, name, model))], workers=1):
         if isinstance(result, Exception):
             raise result
@@ -71,10 +74,9 @@ def measured(suite: str, name: str, model: Megatron) -> Row:
     raise AssertionError("one task gives one result")
 
 
-def _measured(suite: str, name: str, model: Megatron) -> Row:
+def _measured(suite: str, name: str, model: Model) -> Row:
     begun, fault = time.perf_counter(), model.fault if isinstance(model, Faulty) else None
-    subject = functions(model.sequential, model.distributed, model.mesh, model.inputs(), model.local_inputs)
-    problem = TorchFrontEnd(subject, model.expected()).problem(frozenset())
+    problem = model.front().problem(frozenset())
     report = decide(problem)
     total = time.perf_counter() - begun
     if report.verified != (fault is None):
@@ -96,8 +98,8 @@ def main(suite: str = "end-to-end", only: str = "", write: Path | None = None, f
         title = f"{name} {model.mesh} {model.sizes.layers} layers"
         if only not in title:
             continue
-        wrong = Faulty(**{**vars(model), "fault": FAULTS[0]})
-        for each in (model, wrong) if faults and suite == "end-to-end" else (model,):
+        wrong = [Faulty(**{**vars(model), "fault": FAULTS[0]})] if faults and isinstance(model, Megatron) else []
+        for each in (model, *wrong) if suite == "end-to-end" else (model,):
             rows.append(measured(suite, name, each))
             progress.print(f"{title}: {rows[-1].verdict} in {rows[-1].total:.0f} s", highlight=False)
             if write is not None:

@@ -12,6 +12,7 @@ from graphguard.bench import end_to_end, page
 from graphguard.bench.end_to_end import measured
 from graphguard.bench.faulty import FAULTS, Faulty
 from graphguard.bench.models.megatron import Megatron
+from graphguard.bench.models.of_transformers import TransformersLlama
 from graphguard.bench.models.sizes import MODELS, small
 from graphguard.bench.results import Row, keep, kept, printed
 from graphguard.errors import InternalError
@@ -34,6 +35,12 @@ def test_every_form_is_verified_and_executed(name):
 def test_context_parallelism_is_verified_and_executed(name):
     report = verified(Megatron(small(MODELS[name], layers=2, split=4), tp=2, cp=2, dp=2 if "V3" in name else 1))
     assert report.verified and report.stats["oracle"]["skipped"] is None
+
+
+def test_the_model_of_transformers_is_verified():
+    pytest.importorskip("transformers")
+    row = measured("end-to-end", "Llama-3 8B of transformers", TransformersLlama(LLAMA, tp=2))
+    assert (row.verdict, row.ranks, row.layers) == ("verified", 2, 2)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -97,4 +104,4 @@ def test_what_is_not_as_it_should_be_is_no_measurement(monkeypatch):
 def test_every_suite_names_models_that_there_are():
     for suite in end_to_end.SUITES.values():
         for name, model in suite():
-            assert name in MODELS and model.sizes.layers >= model.pp
+            assert name.removesuffix(" of transformers") in MODELS and model.sizes.layers >= model.pp

@@ -24,6 +24,7 @@ from graphguard.bench.models import decoder
 from graphguard.bench.models.decoder import Parameters, normed, of_layer
 from graphguard.bench.models.regions import CrossEntropy, Exchange, Gather, ScatterSum, own_rows
 from graphguard.bench.models.sizes import Sizes
+from graphguard.capture.torch.front import TorchFrontEnd, functions
 from graphguard.capture.torch.relation.inputs import Input
 
 WHOLE, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
@@ -159,6 +160,10 @@ class Megatron:
             if self.stage_of(name, held) == stage:
                 local[name] = _part(_part(full[name], held.dp, coord["dp"], self.dp), held.tp, coord["tp"], self.tp)
         return local
+
+    def front(self) -> TorchFrontEnd:
+        subject = functions(self.sequential, self.distributed, self.mesh, self.inputs(), self.local_inputs)
+        return TorchFrontEnd(subject, self.expected())
 
     def expected(self) -> dict[str, Any]:
         """Each gradient is held as its parameter is."""
