@@ -55,7 +55,7 @@ def scaling() -> Iterator[tuple[str, Model]]:
         yield name, Megatron(replace(llama, groups=8, layers=32), 8, dp, 16, 16)
     experts = "DeepSeek-V3-like 671B"
     for dp in (8, 16, 32, 64):
-        yield experts, Megatron(replace(MODELS[experts], layers=4), 2, dp)
+        yield experts, Megatron(replace(MODELS[experts], layers=5), 2, dp)
     for cp in (2, 4, 8, 16):
         yield name, Megatron(replace(llama, groups=8), 8, cp=cp)
     for layers in (8, 16, 32, 64, 126):
