@@ -213,7 +213,7 @@ class _Prover:
         at = None if maker is None else maker.source
         returned = self.world.returning(path)
         if not any(returned):
-            return Finding("missing-output", f"no rank returns {path}", sequential=at)
+            return Finding("missing-output", f"no rank returns {path}{self._under_another_name(path)}", sequential=at)
         expectation = self.expected.get(path)
         if expectation is None:
             return None
@@ -226,6 +226,12 @@ class _Prover:
         if expectation.wrong is not None:
             return Finding("unexplained-output", f"{path}: {expectation.wrong}", sequential=at, plain=True)
         return None
+
+    def _under_another_name(self, path: str) -> str:
+        """What ranks return in its place, where a wrapper has put its own name before it."""
+        returned = {other for each in self.world.classes for other, value in each.graph.outputs.items() if value is not None}
+        longer = sorted(other for other in returned if other.endswith(f".{path}"))
+        return f"; they return {longer[0]}: return what is inside of the wrapper by its own name" if longer else ""
 
     def _order(self, places: Mapping[Source, int], finding: Finding) -> tuple[int, int]:
         """What comes first in the program is told first."""

@@ -114,6 +114,19 @@ def test_what_goes_away_leaves_its_condition(table, inputs):
             assert condition in texts(proof, f"{name}-{way}"), name
 
 
+def test_a_power_of_a_number_above_zero_is_above_zero():
+    """As the speeds of rotary embeddings are. To minus infinity it is 0."""
+
+    def ranks(x, y):
+        masked = x.masked_fill(torch.arange(4) < 2, -torch.inf)
+        return {name: y + 0 / each for name, each in (("above", 2.0**x), ("below", (-2.0) ** x), ("masked", 2.0**masked))}
+
+    proof = proof_of(lambda x, y: {name: y * 1 for name in ("above", "below", "masked")}, ranks, XY)
+    assert texts(proof, "above") == []
+    assert texts(proof, "below") != []
+    assert "masked" not in proof.relations or texts(proof, "masked") != []
+
+
 def test_nothing_is_kept_of_an_unwritten_tensor_or_of_infinity():
     """They are no numbers: they do not cancel, and zero times them is not zero. Not even where a package that jax brings has
     given numpy a bfloat16, in which it finds no infinities."""

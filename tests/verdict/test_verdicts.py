@@ -179,6 +179,13 @@ def test_what_no_rank_returns_is_refuted_without_numbers():
     assert report.findings[0].sequential is not None
 
 
+def test_an_output_that_a_wrapper_has_named_is_told():
+    report = verify(lambda x: {"w": x * 1}, lambda x: {"module": {"w": x * 1}}, COPIES)
+    assert report.findings[0].message == (
+        "no rank returns w; they return module.w: return what is inside of the wrapper by its own name"
+    )
+
+
 def test_a_part_that_no_rank_holds_is_missed():
     assert judged(same, first_half, COPIES).different
     alone = judged(same, first_half, {"x": gg.Input((6, 2))}, mesh=2)  # no placement fits the shapes

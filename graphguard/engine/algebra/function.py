@@ -14,7 +14,7 @@ import numpy as np
 
 from graphguard.engine.algebra.domain import domain_of
 from graphguard.engine.algebra.grid import Box, by_cell, covers, piecewise
-from graphguard.engine.algebra.infinities import is_log_of_nothing, may_be_masked_out, may_hold_infinity
+from graphguard.engine.algebra.infinities import is_log_of_nothing, may_be_garbage, may_be_masked_out, may_hold_infinity
 from graphguard.engine.algebra.product import Layout, constant, filled
 from graphguard.engine.algebra.recognise import recognised
 from graphguard.engine.algebra.sums import folded, plain
@@ -164,12 +164,22 @@ def _function(table: Table, name: str, operands: Sequence[Term | None], paramete
             layout.lay(term.with_(factors=weighted(term)), labels)
             parts.append((number, term.coefficient))
     products = [Part(label, factors) for label, factors in zip(parts, layout.parts, strict=True)]
-    facts = {"positive": name in POSITIVE, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
+    positive = name in POSITIVE or (name == "power" and _is_of_positive_number(table, operands))
+    facts = {"positive": positive, "nonnegative": name in NONNEGATIVE, "indicator": name in INDICATORS}
     atom, axes = table.define("function", name, parameters, len(operands), products, layout.ranges, **facts)
     if domain_of(name, parameters) is not None:
         table.need(DEFINED, Factor(atom, axes), layout.ranges, weight)
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
     return settled_as_one(table, Term(ONE, (Factor(atom, axes),), layout.ranges, dims, box, weight))
+
+
+def _is_of_positive_number(table: Table, operands: Sequence[Term | None]) -> bool:
+    """Whether a power is of a number above 0, as the speeds of rotary embeddings are. To minus infinity it would be 0."""
+    base, exponent = operands
+    number = None if base is None else _number(base)
+    if number is None or number <= 0 or exponent is None:
+        return False
+    return not any(may_hold_infinity(table, f.atom) or may_be_garbage(table, f.atom) for f in exponent.factors)
 
 
 def _operand(table: Table, terms: Sequence[Term]) -> Term | None:
