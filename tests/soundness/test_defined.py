@@ -121,7 +121,7 @@ def test_a_power_of_a_number_above_zero_is_above_zero():
         masked = x.masked_fill(torch.arange(4) < 2, -torch.inf)
         return {name: y + 0 / each for name, each in (("above", 2.0**x), ("below", (-2.0) ** x), ("masked", 2.0**masked))}
 
-    proof = proof_of(lambda x, y: {name: y * 1 for name in ("above", "below", "masked")}, ranks, XY)
+    proof = proof_of(lambda x, y: dict.fromkeys(("above", "below", "masked"), y * 1), ranks, XY)
     assert texts(proof, "above") == []
     assert texts(proof, "below") != []
     assert "masked" not in proof.relations or texts(proof, "masked") != []
