@@ -115,7 +115,7 @@ class _Rounds:
         for rank in dict.fromkeys([None, 0, *asking]):
             self._capture([Take(rank, 1)])
             if self.answers[Take(rank, 1)].digests != self.answers[Take(rank)].digests:
-                raise CaptureError(difference(rank, self.answers, None))
+                raise CaptureError(difference(rank, self.answers))
 
     def _capture(self, takes: Sequence[Take]) -> None:
         tasks = [

@@ -96,13 +96,13 @@ def capture(
     if by_class is not None and by_class.classes:
         answers = _with_witnesses(subject, by_class, options)
     if by_class is not None and by_class.why_not is None:
-        once = sorted({take.rank for take in answers if take.rank is not None})
+        once = []  # no rank is another program than its class says
         captured = _of_classes(answers[Take(None)].graphs[0], by_class, subject.mesh)
     else:
         once = list(range(world))
         answers = _capture_each(subject, [Take(None), *map(Take, once)], options)
         captured = captured_of_ranks(answers[Take(None)].graphs[0], [answers[Take(rank)].graphs for rank in once])
-    different = next((difference(rank, answers, by_class) for rank in (None, *once) if _differs(rank, answers)), None)
+    different = next((difference(rank, answers) for rank in (None, *once) if _differs(rank, answers)), None)
     captured.seconds = time.perf_counter() - begun
     if by_class is not None:
         captured.classes, captured.by_rank = len(by_class.classes) or None, by_class.why_not
@@ -139,25 +139,28 @@ def _of_classes(sequential: Graph, by_class: ByClass, mesh: Mesh) -> Captured:
 _Options = tuple[Progress | None, bool, int | None]  # as `capture_takes` has them
 
 
-def _capture_each(subject: Subject, once: list[Take], options: _Options, by_class: ByClass | None = None) -> dict[Take, Answer]:
+def _capture_each(subject: Subject, once: list[Take], options: _Options) -> dict[Take, Answer]:
     """Every one of these, and again those that ask for what differs between processes."""
-    known: Sent = {} if by_class is None else dict(by_class.sent)
-    answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known, by_class)
+    known: Sent = {}
+    answers = capture_takes(subject, [*once, *CAPTURED_TWICE], *options, known)
     again = [Take(rank, 1) for rank, _ in once if answers[Take(rank)].asked and Take(rank, 1) not in answers]
     return answers | capture_takes(subject, again, *options, known) if again else answers
 
 
 def _with_witnesses(subject: Subject, by_class: ByClass, options: _Options) -> dict[Take, Answer]:
-    """The first and the last rank of each class, captured by themselves: where one is another program than its class says, or
-    cannot be captured, the classes say nothing."""
-    witnesses = sorted({0} | {int(each.ranks[end]) for each in by_class.classes for end in (0, -1)})
+    """The sequential program; and of each class the first rank by itself, and the last one by itself in another state, as what
+    differs between processes must not matter. Where one is another program than its class says, or cannot be captured, the
+    classes say nothing."""
+    ends = [(int(each.ranks[0]), int(each.ranks[-1])) for each in by_class.classes]
+    witnesses = sorted({*((first, 0) for first, last in ends if first != last), *((last, 1) for _, last in ends)})
     try:
-        answers = _capture_each(subject, [Take(None), *map(Take, witnesses)], options, by_class)
+        takes = [Take(None), Take(None, 1), *(Take(*each) for each in witnesses)]
+        answers = capture_takes(subject, takes, *options, dict(by_class.sent), by_class)
     except GraphGuardError as error:  # which is told as it is of all ranks
         by_class.give_up(first_line(error))
         return {}
-    for rank in witnesses:
-        alone = answers[Take(rank)]
+    for rank, turn in witnesses:
+        alone = answers[Take(rank, turn)]
         if not same_objects(alone.sent, by_class.sent_by(rank)) or not alone.as_its_class_says:
             by_class.give_up(f"rank {rank} alone is captured as another program")
             return {}
@@ -275,7 +278,7 @@ def task_of(
         digests = list(map(_digest, graphs)) if ambient.asked or not rank else []
         graphs[-1].assumptions = tuple(sorted({*graphs[-1].assumptions, *ambient.lines()}))
         answer = Answer(graphs, digests, objects.sent, True, ambient.asked)
-        if rank is not None and take.turn == 0 and by_class is not None and all(map(same_graph, by_class.at(rank), graphs)):
+        if rank is not None and by_class is not None and all(map(same_graph, by_class.at(rank), graphs)):
             answer.graphs, answer.as_its_class_says = [], True
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
 
@@ -286,11 +289,10 @@ def _digest(graph: Graph) -> str:
     return sha256(graph_json.dumps(graph).encode()).hexdigest()
 
 
-def difference(rank: int | None, answers: dict[Take, Answer], by_class: ByClass | None) -> str:
+def difference(rank: int | None, answers: dict[Take, Answer]) -> str:
     """Where two captures of one program part, and what it asked for that differs between processes."""
     one, other = answers[Take(rank)], answers[Take(rank, 1)]
-    graphs = by_class.at(rank) if by_class is not None and rank is not None and one.as_its_class_says else one.graphs
-    pairs = list(zip(graphs, other.graphs, strict=True))
+    pairs = list(zip(one.graphs, other.graphs, strict=True))
     a, b = next((pair for pair in pairs if graph_json.dumps(pair[0]) != graph_json.dumps(pair[1])), pairs[-1])
     asked = {**other.asked, **one.asked}
     located = [f"{what} at {where}" for what, where in asked.items() if where is not None]

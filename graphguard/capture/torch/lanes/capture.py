@@ -32,32 +32,28 @@ from graphguard.graph.rank_class import RankClass
 @dataclass
 class ClassAnswer:
     """What a run found: the ranks that it stands for, and those that it left. why_not: why they are captured one by one.
-    asked: whether it asked for what differs between processes. sent: objects, to other ranks, too. lacking: ranks that wait
-    for objects of others, and are to be run again."""
+    sent: objects, to other ranks, too. lacking: ranks that wait for objects of others, and are to be run again."""
 
     found: RankClass | None = None
     splits: list[Split] = field(default_factory=list)
     why_not: str | None = None
-    asked: bool = False
     sent: Sent = field(default_factory=dict)
     lacking: Numbers | None = None
 
 
-def record_class(subject: Subject, ranks: Numbers, turn: int, holders: adapters.Holders, known: Sent, use_cache: bool) -> bytes:
+def record_class(subject: Subject, ranks: Numbers, holders: adapters.Holders, known: Sent, use_cache: bool) -> bytes:
     """In a process of its own: the program, for as many of these ranks as do the same. A pickle of the answer, in which no
     number may vary any more."""
     run, objects = begin(ranks), LaneObjects(known)
     try:
-        return pickle.dumps(_recorded(subject, run, turn, holders, objects, use_cache), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(_recorded(subject, run, holders, objects, use_cache), pickle.HIGHEST_PROTOCOL)
     except NotByClasses as reason:
         return pickle.dumps(ClassAnswer(why_not=str(reason)))
     except ObjectsMissing:
         return pickle.dumps(ClassAnswer(splits=run.splits, sent=objects.sent_by_active(), lacking=run.ranks[run.active]))
 
 
-def _recorded(
-    subject: Subject, run: Run, turn: int, holders: adapters.Holders, objects: LaneObjects, use_cache: bool
-) -> ClassAnswer:
+def _recorded(subject: Subject, run: Run, holders: adapters.Holders, objects: LaneObjects, use_cache: bool) -> ClassAnswer:
     behave_as_ints()
     world_ranks.become_rank_of_world(run.witness, subject.mesh)
     teams = Teams()
@@ -67,7 +63,7 @@ def _recorded(
     relation = LaneRecorder(Graph("inputs of a class", mesh=subject.mesh, rank=run.witness), teams, use_cache=use_cache)
     graph = Graph("class", mesh=subject.mesh, rank=run.witness)
     recorder = LaneRecorder(graph, teams, use_cache=use_cache, opaque=subject.opaque or ())
-    ambient = Ambient(run.witness, turn)
+    ambient = Ambient(run.witness, 0)
     adapters.adjust(recorder, holders, objects)
     ambient.vary(holders)
     send_to_peers(recorder, teams)
@@ -90,4 +86,4 @@ def _recorded(
     run.sealed = True
     found = RankClass(run.ranks, relation.graph, graph)
     found.keep(run.active)
-    return ClassAnswer(found, run.splits, asked=bool(ambient.asked), sent=objects.sent_by_active())
+    return ClassAnswer(found, run.splits, sent=objects.sent_by_active())

@@ -17,7 +17,7 @@ from graphguard.capture.torch.world.objects import Sent, is_same_object
 from graphguard.errors import GraphGuardError, InternalError, first_line
 from graphguard.graph.alike import joined
 from graphguard.graph.ir import Graph
-from graphguard.graph.rank_class import RankClass, same_graph
+from graphguard.graph.rank_class import RankClass
 from graphguard.graph.wellformed import require_wellformed
 from graphguard.scope import known_lemmas
 
@@ -79,10 +79,8 @@ class _Capturing:
         while waiting:
             if _is_too_much(ended + len(waiting), len(self.found.classes) or 1, self._subject.mesh.size):
                 raise NotByClasses(f"the ranks do at least {ended + len(waiting)} different things")
-            answers = self._answers([(ranks, 0) for ranks in waiting])
+            answers = self._answers(waiting)
             made = [answer.found for answer in answers if answer.found is not None]
-            begun = zip(waiting, answers, strict=True)  # a run of fewer ranks may write the same program otherwise
-            self._require_stable([ranks for ranks, answer in begun if answer.found is not None and answer.asked], made)
             told = self._hear(answers)
             left = [ranks for answer in answers for split in answer.splits for ranks in split.ranks]
             lacking = [answer.lacking for answer in answers if answer.lacking is not None]
@@ -101,18 +99,11 @@ class _Capturing:
                     raise NotByClasses("a rank sends other objects when it is run again")
         return len(self.found.sent) > before
 
-    def _require_stable(self, again: list[Numbers], made: list[RankClass]) -> None:
-        """Classes that asked for what differs between processes are run once more, in another state."""
-        others = [answer.found for answer in self._answers([(ranks, 1) for ranks in again])]
-        if not all(any(_are_same(other, each) for each in made) for other in others):
-            raise NotByClasses("what differs between processes changes what the ranks do")
+    def _answers(self, runs: list[Numbers]) -> list[ClassAnswer]:
+        def task(ranks: Numbers) -> Callable[[], bytes]:
+            return lambda: record_class(self._subject, ranks, self._holders, self.found.sent, self._use_cache)
 
-    def _answers(self, runs: list[tuple[Numbers, int]]) -> list[ClassAnswer]:
-        def task(ranks: Numbers, turn: int) -> Callable[[], bytes]:
-            options = (self._holders, self.found.sent, self._use_cache)
-            return lambda: record_class(self._subject, ranks, turn, *options)
-
-        results = dict(run_isolated([task(*each) for each in runs], self._workers))
+        results = dict(run_isolated(list(map(task, runs)), self._workers))
         answers: list[ClassAnswer] = []
         for _, result in sorted(results.items()):
             if isinstance(result, GraphGuardError):
@@ -130,9 +121,3 @@ def _is_too_much(runs: int, classes: int, world: int) -> bool:
 
 def _first(held: RankClass) -> int:
     return int(held.ranks[0])
-
-
-def _are_same(one: RankClass | None, other: RankClass) -> bool:
-    if one is None or not np.array_equal(one.ranks, other.ranks):
-        return False
-    return same_graph(one.graph, other.graph) and same_graph(one.relation, other.relation)
