@@ -84,7 +84,7 @@ class Place:
         return PLACES[self.kind]
 
     def to_plain(self) -> dict[str, Any]:
-        return {"kind": self.kind, "distributed": str(self.source)}
+        return {"kind": self.kind, "distributed": str(self.source), "module": self.source.module or None}
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,12 @@ class Finding:
         return here is not None and there is not None and here.place == there.place
 
     @property
+    def module(self) -> str:
+        """The path of the module that it is in, or of those: `layers.*.mlp`; empty where none is known."""
+        sides = (side.module for side in (self.distributed, self.sequential) if side is not None)
+        return next((module for module in sides if module), "")
+
+    @property
     def lines(self) -> tuple[Source, ...]:
         """The lines of the ranks that it names, none twice: its own, then where else to look."""
         named = [source for source in (self.distributed, *(place.source for place in self.places)) if source is not None]
@@ -161,6 +167,8 @@ class Finding:
             "output": self.output,
             "sequential": None if self.sequential is None else str(self.sequential),
             "distributed": None if self.distributed is None else str(self.distributed),
+            "module": self.module or None,
+            "sequential_module": None if self.sequential is None else self.sequential.module or None,
             "phase": self.phase,
             "repair": self.repair,
             "law": self.law or KINDS[self.kind].law,

@@ -158,7 +158,7 @@ def _parting_lines(parting: Divergence) -> list[str]:
 
 
 def _side(who: str, number: float | None, source: Source | None) -> str:
-    where = "" if source is None else f" at {source}"
+    where = "" if source is None else f" at {source.told}"
     return f"{who}{where}" if number is None else f"{_shown(number)} {who}{where}"
 
 

@@ -89,7 +89,7 @@ def _finding(finding: Finding, is_first: bool) -> str:
     phase = f" ({finding.phase})" if finding.phase else ""
     places = [("sequential", finding.sequential), ("distributed", finding.distributed)]
     if finding.at_one_line:
-        places = [("both", finding.sequential)]
+        places = [("both", finding.distributed)]
     sides = [_side(side, source, phase) for side, source in places if source is not None]
     told = {each.place for each in (finding.sequential, *finding.lines) if each is not None}
     others = {source.place: source for source in finding.sources if source.place not in told}
@@ -112,7 +112,7 @@ def _further_place(place: Place) -> str:
     text = next((line.text for line in excerpt(place.source, around=0) if line.marked), "")
     said = place.words[0].upper() + place.words[1:]
     return (
-        f'<details class="card"><summary><b>{said}</b> <span class="mono">{escape(str(place.source))}</span> '
+        f'<details class="card"><summary><b>{said}</b> <span class="mono">{escape(place.source.told)}</span> '
         f"<code>{escape(text)}</code></summary>"
         f'<div class="sides">{_side("distributed", place.source, "")}</div></details>'
     )
@@ -129,7 +129,7 @@ def _side(side: str, source: Source, phase: str) -> str:
         f"{escape(line.text)}</span>"
         for line in excerpt(source, around=3)
     )
-    where = f'<b>{escape(side)}</b> <span class="mono">{escape(str(source))}</span>{escape(inside + phase)}'
+    where = f'<b>{escape(side)}</b> <span class="mono">{escape(source.told)}</span>{escape(inside + phase)}'
     return f'<div class="side"><p>{where}</p>{f"<pre>{lines}</pre>" if lines else ""}</div>'
 
 
@@ -226,7 +226,14 @@ def _operations(report: ShownReport) -> str:
 
 def _plain(program: ListedProgram, focus: Focus) -> dict[str, Any]:
     rows = [
-        [each.number, each.text, str(each.source or ""), int(each.backward), STATES.index(each.state), each.relation]
+        [
+            each.number,
+            each.text,
+            each.source.told if each.source else "",
+            int(each.backward),
+            STATES.index(each.state),
+            each.relation,
+        ]
         for each in program.operations
     ]
     return {"name": program.name, "focus": focus.of(program), "operations": rows}
@@ -247,6 +254,7 @@ class Focus:
         backward = None if self.finding.phase is None else self.finding.phase == "backward"
         here = [each for each in program.operations if source is not None and each.source == source]
         here = [each for each in here if backward in (None, each.backward)] or here
+        here = [each for each in here if source is not None and each.module == source.module] or here
         broken = [each.number for each in here if each.state in ("unrelated", "undescribed")]
         return broken[0] if broken else here[-1].number if here else None
 

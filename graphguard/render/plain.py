@@ -66,7 +66,8 @@ def finding_text(finding: Plain) -> str:
     """A finding in one paragraph."""
     repair = f" Repair: {finding['repair']}" if finding["repair"] else ""
     spoiled = f" {len(finding['spoils'])} more: {in_words(finding['spoils'])}." if finding["spoils"] else ""
-    return f"{finding['message']}. {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}{spoiled}"
+    inside = f" It is in {finding['module']}." if finding["module"] else ""
+    return f"{finding['message']}.{inside} {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}{spoiled}"
 
 
 def counterexample_text(check: Plain) -> str | None:

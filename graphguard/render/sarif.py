@@ -79,16 +79,20 @@ def _result(check: Plain, finding: Plain, index: int) -> dict[str, Any]:
         "ruleIndex": index,
         "level": _LEVELS[check["verdict"]],
         "message": {"text": text if example is None else f"{text} {example}"},
-        "locations": [_location(place) for place in (distributed or sequential or home_of(check),) if place is not None],
+        "locations": [
+            _location(place, finding["module"]) for place in (distributed or sequential or home_of(check),) if place is not None
+        ],
         "properties": {"check": name_of(check), "verdict": check["verdict"], "phase": finding["phase"]},
     }
     others = [place_of(source) for source in finding["sources"]]
     flow = [place for place in dict.fromkeys([sequential, *reversed(others), distributed]) if place is not None]
     both = sequential is not None and distributed is not None
-    related = [(sequential, "the sequential program")] if both else []
-    related += [(place_of(each["distributed"]), PLACES[each["kind"]]) for each in finding["places"]]
+    related = [(sequential, finding["sequential_module"], "the sequential program")] if both else []
+    related += [(place_of(each["distributed"]), each["module"], PLACES[each["kind"]]) for each in finding["places"]]
     if related:
-        result["relatedLocations"] = [{**_location(place), "message": {"text": said}} for place, said in related if place]
+        result["relatedLocations"] = [
+            {**_location(place, module), "message": {"text": said}} for place, module, said in related if place
+        ]
     if len(flow) > 1:
         result["codeFlows"] = [{"threadFlows": [{"locations": [{"location": _location(place)} for place in flow]}]}]
     if as_expected(check):
@@ -119,7 +123,10 @@ def _conditional(check: Plain, condition: Plain) -> dict[str, Any]:
     return {"level": level, "message": {"text": text}, **({"locations": [_location(place)]} if place else {})}
 
 
-def _location(place: Place) -> dict[str, Any]:
+def _location(place: Place, module: str | None = None) -> dict[str, Any]:
+    """A line, and which module of the model runs it."""
     region = {"region": {"startLine": place.line}} if place.line else {}
     uri = quote(place.file.replace("\\", "/"), errors="surrogateescape")
-    return {"physicalLocation": {"artifactLocation": {"uri": f"file://{uri}" if uri.startswith("/") else uri}, **region}}
+    inside = {"logicalLocations": [{"fullyQualifiedName": module, "kind": "module"}]} if module else {}
+    artifact = {"uri": f"file://{uri}" if uri.startswith("/") else uri}
+    return {"physicalLocation": {"artifactLocation": artifact, **region}, **inside}

@@ -176,7 +176,7 @@ def _findings(findings: Sequence[Finding], look: Look) -> list[Line]:
         lines += [[], [Piece(f"and {'another finding' if len(others) == 1 else f'{len(others)} other findings'}", "head")]]
     for finding in others[: SHOWN_FINDINGS - 1]:
         where = finding.distributed or finding.sequential
-        lines.append([Piece(f"  {finding}"), *([Piece(f"   {where}", "dim")] if where else [])])
+        lines.append([Piece(f"  {finding}"), *([Piece(f"   {where.told}", "dim")] if where else [])])
         lines += [[Piece(f"    {spoiled_in_words(finding)}")]] if finding.spoils else []
     return lines + _and_more(len(others) - SHOWN_FINDINGS + 1, "findings; -v shows all", "  ")
 
@@ -192,7 +192,7 @@ def spoiled_in_words(finding: Finding) -> str:
 def _further_place(place: Place, look: Look) -> Line:
     text = next((line.text for line in excerpt(place.source, 0) if line.marked), "")
     bar = "│" if look.unicode else "|"
-    return [Piece(f"{place.words} ", "head"), Piece(f"{place.source}"), *([Piece(f"  {bar} {text}", "code")] if text else [])]
+    return [Piece(f"{place.words} ", "head"), Piece(place.source.told), *([Piece(f"  {bar} {text}", "code")] if text else [])]
 
 
 def _in_full(finding: Finding, look: Look) -> list[Line]:
@@ -221,28 +221,30 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
 
 
 def _places(finding: Finding, look: Look) -> list[Line]:
-    phase = f" ({finding.phase})" if finding.phase else ""
-    if finding.sequential is not None and finding.at_one_line:
-        lines = _place("both", finding.sequential, phase, look)
+    if finding.distributed is not None and finding.at_one_line:
+        lines = _place("both", finding.distributed, finding.phase, look)
     else:
         lines = [
             line
             for side, source in (("sequential", finding.sequential), ("distributed", finding.distributed))
             if source is not None
-            for line in _place(side, source, phase, look)
+            for line in _place(side, source, finding.phase, look)
         ]
     told = {each.place for each in (finding.sequential, *finding.lines) if each is not None}
     others = list({source.place: source for source in finding.sources if source.place not in told}.values())
     ranks = _ranks(finding.ranks)
     if look.verbose or KINDS[finding.kind].of_communication:
         most = len(others) if look.verbose else 1
-        lines += [line for source in others[:most] for line in _place("also", source, "", look)]
+        lines += [line for source in others[:most] for line in _place("also", source, None, look)]
     return lines + ([[Piece(f"seen on {ranks}")]] if ranks and look.verbose else [])
 
 
-def _place(side: str, source: Source, phase: str, look: Look) -> list[Line]:
+def _place(side: str, source: Source, phase: str | None, look: Look) -> list[Line]:
     inside = f" in {source.function}" if source.function and source.function != "<module>" else ""
-    head = [Piece(side.ljust(13), "head"), Piece(f"{source}{inside}{phase}")]
+    said = f"{source}{inside}{f' ({phase})' if phase else ''}"
+    if source.module:
+        said = f"{source.module} ({source}{inside}{f', {phase}' if phase else ''})"
+    head = [Piece(side.ljust(13), "head"), Piece(said)]
     return [head, *(_code(line, look) for line in excerpt(source))]
 
 
