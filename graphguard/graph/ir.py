@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from graphguard.graph.cells import cell
+
 if TYPE_CHECKING:
     from graphguard.graph.findings import Finding
 
@@ -106,7 +108,9 @@ class Source(NamedTuple):
 
     @property
     def short_file(self) -> str:
-        """The path below the working folder; for a file elsewhere, its folder and its name."""
+        """The path below the working folder; for a file elsewhere, its folder and its name; for a cell, its number."""
+        if (known := cell(self.file)) is not None or self.file.startswith("<"):
+            return known or self.file
         relative = os.path.relpath(self.file) if self.file else ""
         return relative if not relative.startswith("..") else os.path.join(*self.file.split(os.sep)[-2:])
 
@@ -114,7 +118,7 @@ class Source(NamedTuple):
 class InModule(Source):
     """A line that a module ran. It is equal to the line alone: what is done on one line is one thing, in all layers."""
 
-    path: str
+    path: str = ""
 
     @property
     def module(self) -> str:

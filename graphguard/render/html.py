@@ -23,9 +23,9 @@ from graphguard.graph.listing import STATES, ListedProgram
 from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import excerpt
 from graphguard.render.explain import PAGES
+from graphguard.render.plain import spoils_text
 from graphguard.render.shown import ShownOutcome, ShownReport
 from graphguard.render.svg import svg
-from graphguard.render.terminal import spoiled_in_words
 from graphguard.render.write import write_text
 
 MOST_FINDINGS = 20
@@ -95,7 +95,7 @@ def _finding(finding: Finding, is_first: bool) -> str:
     others = {source.place: source for source in finding.sources if source.place not in told}
     sides += [_side("beside", source, "") for source in others.values()]
     repair = f"<p><b>Repair:</b> {escape(finding.repair)}</p>" if finding.repair else ""
-    spoiled = f"<p>{escape(spoiled_in_words(finding))}</p>" if finding.spoils else ""
+    spoiled = f"<p>{escape(spoils_text(finding.kind, finding.spoils))}</p>" if finding.spoils else ""
     detail = f'<p class="soft">{escape(finding.detail)}</p>' if finding.detail else ""
     further = "".join(map(_further_place, finding.places))
     pictures = "".join(_holding(holding) for holding in finding.holdings)

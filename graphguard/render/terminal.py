@@ -14,10 +14,11 @@ from typing import NamedTuple, TextIO
 from graphguard.engine.proof import Relation
 from graphguard.graph.findings import KINDS, Finding, Place
 from graphguard.graph.ir import Source
-from graphguard.graph.paths import in_words as paths_in_words
 from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import SourceLine, excerpt
 from graphguard.render.picture import picture
+from graphguard.render.plain import spoils_text
+from graphguard.render.relations import rows
 from graphguard.render.shown import SHOWN_CONDITIONS, ShownOutcome, ShownReport
 
 SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHOWN_TEXTS = (
@@ -158,9 +159,12 @@ def report_lines(report: ShownReport, look: Look) -> list[Line]:
 
 
 def _relations(relations: Sequence[Relation], look: Look, most: int) -> list[Line]:
-    most = len(relations) if look.verbose else most
-    lines = [[Piece(relation.text), *_type(relation, look)] for relation in relations[:most]]
-    return lines + _and_more(len(relations) - most, "outputs; -v shows all")
+    """Each output, or those that are held alike in one row, if they are too many."""
+    if look.verbose or len(relations) <= most:
+        return [[Piece(relation.text), *_type(relation, look)] for relation in relations]
+    told, left = (found := rows(relations))[:most], found[most:]
+    lines = [[Piece(row.text)] for row in told]
+    return lines + _and_more(sum(len(row.paths) for row in left), "outputs; -v shows all")
 
 
 def _type(relation: Relation, look: Look) -> Line:
@@ -177,16 +181,8 @@ def _findings(findings: Sequence[Finding], look: Look) -> list[Line]:
     for finding in others[: SHOWN_FINDINGS - 1]:
         where = finding.distributed or finding.sequential
         lines.append([Piece(f"  {finding}"), *([Piece(f"   {where.told}", "dim")] if where else [])])
-        lines += [[Piece(f"    {spoiled_in_words(finding)}")]] if finding.spoils else []
+        lines += [[Piece(f"    {spoils_text(finding.kind, finding.spoils)}")]] if finding.spoils else []
     return lines + _and_more(len(others) - SHOWN_FINDINGS + 1, "findings; -v shows all", "  ")
-
-
-def spoiled_in_words(finding: Finding) -> str:
-    """What else is wrong because of a fault, or open because of what stopped a proof."""
-    many = len(finding.spoils)
-    what = "more output" if many == 1 else "more outputs"
-    said = "open for the same reason" if finding.kind == "relation-lost" else "wrong because of it"
-    return f"{many} {what} {'is' if many == 1 else 'are'} {said}: {paths_in_words(finding.spoils)}"
 
 
 def _further_place(place: Place, look: Look) -> Line:
@@ -216,7 +212,7 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
         }  # of one name, and held alike
         lines += [[]] + [line for each in alike.values() for line in each]
     places = [_further_place(place, look) for place in (finding.places if look.verbose else finding.places[:SHOWN_PLACES])]
-    places += [[Piece(spoiled_in_words(finding))]] if finding.spoils else []
+    places += [[Piece(spoils_text(finding.kind, finding.spoils))]] if finding.spoils else []
     return lines + ([[], *places] if places else [])
 
 

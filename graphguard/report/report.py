@@ -63,7 +63,7 @@ class Choice:
         return {"text": self.text, "ways": self.ways, "seen": self.seen}
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The answer to one check.
 
@@ -139,6 +139,18 @@ class Report:
         said = [str(condition) for condition in self.conditions[:SHOWN_CONDITIONS]]
         more = len(self.conditions) - len(said)
         return f" where {' and '.join(said)}{f', and {more} more' if more else ''}"
+
+    @property
+    def gist(self) -> str:
+        """The verdict and the first finding in one line: `refuted: GG202 at layers.2.mlp (tp.py:37): out: ...`."""
+        if not self.findings:
+            return self.headline
+        first = self.findings[0]
+        where = first.distributed or first.sequential
+        return f"{self.headline}: {first.code}{f' at {where.told}' if where is not None else ''}: {first.message}"
+
+    def __repr__(self) -> str:
+        return f"<Report {self.gist}>"
 
     def raise_if_not_verified(self) -> None:
         """Raise a `NotVerifiedError` that has the report."""

@@ -215,7 +215,7 @@ PLACED = LINE.inside("layers.2.mlp")
 
 
 def test_a_line_is_equal_in_all_modules():
-    assert PLACED == LINE and hash(PLACED) == hash(LINE) and PLACED == LINE.inside("layers.3.mlp")
+    assert PLACED == LINE and hash(PLACED) == hash(LINE) and LINE.inside("layers.3.mlp") == PLACED
     assert (PLACED.told, LINE.told) == ("layers.2.mlp (me/net.py:12)", "me/net.py:12")
     assert [each.module for each in PLACED.outwards()] == ["layers.2.mlp", "layers.2.mlp"]
     assert PLACED.inside("").module == LINE.module == ""

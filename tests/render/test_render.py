@@ -155,12 +155,26 @@ def test_verbose_shows_every_finding_with_its_lines(refuted):
 
 
 def test_many_relations_and_assumptions_are_cut_short():
-    many = {f"y{n}": Relation(f"y{n}", f"y{n} = rank0.y{n}", type="f32[2]") for n in range(25)}
+    many = {f"y{n}": Relation(f"y{n}", f"y{n} = rank{n}.y{n}", type="f32[2]") for n in range(25)}
     report = Report("verified", OutputRelation(many), assumptions=[f"number {n}" for n in range(8)])
     assert "... and 13 more outputs; -v shows all" in report.lines() and len(report.lines(verbose=True)) == 33
     assert "... and 2 more assumptions; -v shows all" in report.lines()
     assert report.lines(verbose=True)[0] == "y0 = rank0.y0   : f32[2]"
     assert len(str(report.relation).splitlines()) == 25
+
+
+def test_outputs_that_are_held_alike_are_one_row():
+    paths = [f"grads.h.{layer}.{name}.weight" for layer in range(50) for name in ("q_proj", "k_proj", "norm")]
+    placed = {path: "Replicate" if "norm" in path else "Shard(0)" for path in paths}
+    many = {path: Relation(path, f"{path} = ...", (("dp", "Replicate"), ("tp", placed[path]))) for path in paths}
+    many["loss"] = Relation("loss", "loss = mean(rank0.loss, rank1.loss)", (("dp", 'Partial("avg")'), ("tp", "Replicate")))
+    report = Report("verified", OutputRelation(many))
+    assert report.lines() == [
+        "grads.h.*.{q_proj,k_proj}.weight: Shard(0) on tp   (100 outputs)",
+        "grads.h.*.norm.weight: whole on every rank   (50 outputs)",
+        "loss = mean(rank0.loss, rank1.loss)",
+    ]
+    assert len(report.lines(verbose=True)) == 151
 
 
 def test_what_is_unproven_says_what_to_do():

@@ -17,6 +17,7 @@ import typing_extensions
 
 import graphguard
 from graphguard.capture.torch.wrappers import named_modules
+from graphguard.graph.cells import COMMAND, is_command
 from graphguard.graph.ir import Source
 
 _OURS = os.path.dirname(graphguard.__file__) + os.sep
@@ -30,7 +31,7 @@ _HIDDEN = (
     threading.__file__,
     typing_extensions.__file__,
     "<frozen ",
-    "<string>",
+    *(() if is_command() else (COMMAND,)),  # made by libraries, unless it is the program
     "<eval_with_key>",
 )
 # What called these is not the program's: a command line, a test runner.
@@ -161,5 +162,6 @@ class SourceTracker:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._known)
-            self._known.append(Source(os.path.abspath(code.co_filename), line, code.co_name, self._known[caller]))
+            file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
+            self._known.append(Source(file, line, code.co_name, self._known[caller]))
         return number
