@@ -39,6 +39,7 @@ from graphguard.verdict.judge import Judgement, judge
 from graphguard.verdict.limits import Limits, limits_of
 from graphguard.verdict.paths import of_paths, without_decisions
 from graphguard.verdict.repairs import proved_repair
+from graphguard.verdict.siblings import odd_parameters
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
 
 PATHS = 5  # that are taken by programs that read values
@@ -229,6 +230,9 @@ def decide(
         without_decisions(report, problem.along)
         captured = problem.along.raw
     report.parameters = dict(problem.parameters)
+    if report.verdict == "refuted":
+        odd = odd_parameters(report.parameters)
+        report.findings[:1] = [replace(each, odd=(*odd, *each.odd)) for each in report.findings[:1]]
     report.assumptions += problem.guesses
     report.assumptions += [each.assumed for each in problem.expected.values() if each.assumed is not None]
     if captured.unstable is not None:

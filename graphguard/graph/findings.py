@@ -96,6 +96,7 @@ class Finding:
     places: further lines to look at, none twice.
     spoils: the paths of further outputs that are wrong because of it.
     detail: what stopped the proof, in the words of the prover.
+    odd: parameters and outputs that are treated otherwise than their like, in words.
     sequential, distributed: where it is in either program. What is missing is located where the wrong value is first used.
     phase: "forward" or "backward", where it is known.
     repair: what to change, where it is known.
@@ -120,6 +121,7 @@ class Finding:
     places: tuple[Place, ...] = ()
     spoils: tuple[str, ...] = ()
     detail: str | None = None
+    odd: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -178,6 +180,7 @@ class Finding:
             "places": [place.to_plain() for place in self.places],
             "spoils": list(self.spoils),
             "detail": self.detail,
+            "odd": list(self.odd),
         }
 
     def __str__(self) -> str:

@@ -96,13 +96,14 @@ def _finding(finding: Finding, is_first: bool) -> str:
     sides += [_side("beside", source, "") for source in others.values()]
     repair = f"<p><b>Repair:</b> {escape(finding.repair)}</p>" if finding.repair else ""
     spoiled = f"<p>{escape(spoils_text(finding.kind, finding.spoils))}</p>" if finding.spoils else ""
+    odd = "".join(f"<p><b>Unlike the others:</b> {escape(text)}</p>" for text in finding.odd)
     detail = f'<p class="soft">{escape(finding.detail)}</p>' if finding.detail else ""
     further = "".join(map(_further_place, finding.places))
     pictures = "".join(_holding(holding) for holding in finding.holdings)
     return (
         f'<details class="card"{" open" if is_first else ""}><summary><b>{escape(finding.code)} {escape(finding.kind)}</b> '
         f"{escape(finding.message)}</summary>"
-        f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}{spoiled}{detail}'
+        f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}{odd}{spoiled}{detail}'
         f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div>{further}'
         f'<p class="soft"><b>What to do.</b> {_with_code(PAGES[finding.kind].advice)}</p></details>'
     )

@@ -67,8 +67,9 @@ def finding_text(finding: Plain) -> str:
     """A finding in one paragraph."""
     repair = f" Repair: {finding['repair']}" if finding["repair"] else ""
     spoiled = f" {spoils_text(finding['kind'], finding['spoils'])}." if finding["spoils"] else ""
+    odd = "".join(f" Unlike the others: {text}." for text in finding["odd"])
     inside = f" It is in {finding['module']}." if finding["module"] else ""
-    return f"{finding['message']}.{inside} {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}{spoiled}"
+    return f"{finding['message']}.{inside} {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}{odd}{spoiled}"
 
 
 def spoils_text(kind: str, paths: Sequence[str]) -> str:

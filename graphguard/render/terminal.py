@@ -21,14 +21,8 @@ from graphguard.render.plain import spoils_text
 from graphguard.render.relations import rows
 from graphguard.render.shown import SHOWN_CONDITIONS, ShownOutcome, ShownReport
 
-SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHOWN_TEXTS = (
-    12,
-    3,
-    4,
-    3,
-    2,
-    6,
-)  # of a text that is not verbose
+# of a text that is not verbose
+SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHOWN_TEXTS, SHOWN_ODD = 12, 3, 4, 3, 2, 6, 2
 _STYLES = {
     "verified": "1;32", "refuted": "1;31", "unproven": "1;33", "error": "1;31", "head": "1", "dim": "2", "mark": "1;36",
 }  # fmt: skip
@@ -201,6 +195,8 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
         lines.append([Piece("why: ", "dim"), Piece(finding.law)])
     if finding.repair is not None:
         lines.append([Piece("repair: ", "head"), Piece(finding.repair)])
+    odd = finding.odd if look.verbose else finding.odd[:SHOWN_ODD]
+    lines += [[Piece("unlike the others: ", "head"), Piece(text)] for text in odd]
     if finding.detail is not None and (look.verbose or finding.kind == "relation-lost"):
         lines.append([Piece("proof: ", "dim"), Piece(finding.detail)])
     places = _places(finding, look)
