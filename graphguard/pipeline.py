@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from graphguard.capture.front import Along, Captured, FrontEnd, Problem, Progress
@@ -42,6 +43,7 @@ from graphguard.verdict.repairs import proved_repair
 from graphguard.verdict.siblings import odd_parameters
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
 
+MOST_LAYOUTS = 16  # of parameters, that are tried in place of those that were guessed
 PATHS = 5  # that are taken by programs that read values
 
 
@@ -64,6 +66,13 @@ class TakesPaths(Protocol):
     def problems_along(
         self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None
     ) -> Iterator[Problem]: ...
+
+
+@runtime_checkable
+class Guesses(Protocol):
+    """A front end that guesses how the ranks hold parameters."""
+
+    def other_layouts(self, problem: Problem) -> Iterator[tuple[str, Problem]]: ...
 
 
 @dataclass(frozen=True)
@@ -167,9 +176,28 @@ def _report(job: Job) -> Report:
     if kept is not None:
         return kept
     report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
+    if report.verdict == "refuted" and problem.guesses and isinstance(job.front, Guesses):
+        report.guesses += _other_layout(problem, job.front, partial(decide, lemmas=lemmas, seed=job.seed, limits=job.limits))
     if memory is not None and key is not None:
         memory.keep(key, problem, report)
     return report
+
+
+def _other_layout(problem: Problem, front: Guesses, decided: Callable[[Problem], Report]) -> list[str]:
+    """A layout of parameters, other than was guessed, with which nothing differs; in words."""
+    if problem.captured.joint.findings or problem.captured.matched is not None:
+        return []
+    for stated, other in islice(front.other_layouts(problem), MOST_LAYOUTS):
+        captured = other.captured
+        graphs = captured.sequential, captured.joint, captured.relations
+        seen = judge(*graphs, other.expected, other.bounds, trials=1, locate=False)
+        if seen.different or seen.skipped is not None:
+            continue
+        verdict = decided(other).verdict
+        if verdict != "refuted":
+            said = "it is verified" if verdict == "verified" else "all outputs are right, as far as they were executed,"
+            return [f"{said} with {stated}"]
+    return []
 
 
 def _mismatched(job: Job, error: MismatchError, begun: float) -> Report:
@@ -234,6 +262,7 @@ def decide(
         odd = odd_parameters(report.parameters)
         report.findings[:1] = [replace(each, odd=(*odd, *each.odd)) for each in report.findings[:1]]
     report.assumptions += problem.guesses
+    report.guesses = list(problem.guesses)
     report.assumptions += [each.assumed for each in problem.expected.values() if each.assumed is not None]
     if captured.unstable is not None:
         if report.verdict != "refuted":

@@ -96,6 +96,7 @@ class Finding:
     places: further lines to look at, none twice.
     spoils: the paths of further outputs that are wrong because of it.
     detail: what stopped the proof, in the words of the prover.
+    turn: the how manieth time of how many it is that the line is run there, where there are several: a microbatch, or a step.
     odd: parameters and outputs that are treated otherwise than their like, in words.
     sequential, distributed: where it is in either program. What is missing is located where the wrong value is first used.
     phase: "forward" or "backward", where it is known.
@@ -122,6 +123,7 @@ class Finding:
     spoils: tuple[str, ...] = ()
     detail: str | None = None
     odd: tuple[str, ...] = ()
+    turn: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -172,6 +174,7 @@ class Finding:
             "module": self.module or None,
             "sequential_module": None if self.sequential is None else self.sequential.module or None,
             "phase": self.phase,
+            "turn": None if self.turn is None else list(self.turn),
             "repair": self.repair,
             "law": self.law or KINDS[self.kind].law,
             "holdings": [holding.to_plain() for holding in self.holdings],

@@ -23,6 +23,14 @@ class OwnLines:
         return node.source if node.backward else self.of(node.source)
 
 
+def turn_of(node: Node, nodes: Iterable[Node]) -> tuple[int, int] | None:
+    """The how manieth of how many alike it is: the same operator at one line of one module; None if it is the only one."""
+    kind = (node.op, node.source, node.module, node.backward)
+    alike = [each for each in nodes if (each.op, each.source, each.module, each.backward) == kind]
+    place = next((place for place, each in enumerate(alike, 1) if each is node), 0)
+    return (place, len(alike)) if place and len(alike) > 1 else None
+
+
 def helpers_of(graphs: Iterable[Graph]) -> frozenset[tuple[str, str]]:
     """Functions that are called from several lines, as file and name: a line in one says little without its caller."""
     callers: dict[tuple[str, str], set[tuple[str, int]]] = {}

@@ -80,13 +80,15 @@ def _summary(report: ShownReport) -> str:
     parts = [_finding(finding, number == 0) for number, finding in enumerate(report.findings[:MOST_FINDINGS])]
     if len(report.findings) > MOST_FINDINGS:
         parts.append(f"<p>and {len(report.findings) - MOST_FINDINGS} more findings</p>")
-    found = f"<section><h2>Findings</h2>{''.join(parts)}</section>" if parts else ""
+    guessed = "".join(f'<p class="law"><b>Guessed:</b> {escape(text)}</p>' for text in report.guesses)
+    found = f"<section><h2>Findings</h2>{guessed}{''.join(parts)}</section>" if parts else ""
     return found + _counterexample(report) + _relations(report)
 
 
 def _finding(finding: Finding, is_first: bool) -> str:
     """The first finding is open; the others are opened by a click."""
     phase = f" ({finding.phase})" if finding.phase else ""
+    phase += f", time {finding.turn[0]} of {finding.turn[1]}" if finding.turn else ""
     places = [("sequential", finding.sequential), ("distributed", finding.distributed)]
     if finding.at_one_line:
         places = [("both", finding.distributed)]

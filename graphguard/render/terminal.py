@@ -135,7 +135,7 @@ def report_lines(report: ShownReport, look: Look) -> list[Line]:
     if not report.findings:
         lines = _relations(list(report.relation.values()), look, SHOWN_RELATIONS)
     else:
-        lines = _findings(report.findings, look)
+        lines = [*_guesses(report), *_findings(report.findings, look)]
     if report.counterexample is not None:
         lines += [[], *([Piece(text)] for text in report.counterexample.lines())]
     if report.findings and report.relation:
@@ -145,11 +145,18 @@ def report_lines(report: ShownReport, look: Look) -> list[Line]:
     if len(report.conditions) > SHOWN_CONDITIONS or (report.conditions and not report.verified):
         lines += _texts("where: ", [str(condition) for condition in report.conditions], look)
     rest = _texts("decided: ", [str(each) for each in report.decisions], look)
-    rest += [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
+    told = report.guesses if report.findings else ()  # above
+    assumed = [text for text in report.assumptions if text not in told]
+    rest += [*_texts("note: ", report.notes, look), *_texts("assumed: ", assumed, look)]
     if look.verbose:
         rest += _texts("parameter ", [f"{name}: {found}" for name, found in report.parameters.items()], look)
     rest += _stats(report)
     return lines + ([[]] if report.findings and rest else []) + rest
+
+
+def _guesses(report: ShownReport) -> list[Line]:
+    """That a verdict rests on layouts that nobody stated."""
+    return [[Piece("guessed: ", "head"), Piece(text)] for text in report.guesses]
 
 
 def _relations(relations: Sequence[Relation], look: Look, most: int) -> list[Line]:
@@ -214,13 +221,16 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
 
 def _places(finding: Finding, look: Look) -> list[Line]:
     if finding.distributed is not None and finding.at_one_line:
-        lines = _place("both", finding.distributed, finding.phase, look)
+        lines = _place("both", finding.distributed, finding.phase, look, finding.turn)
     else:
         lines = [
             line
-            for side, source in (("sequential", finding.sequential), ("distributed", finding.distributed))
+            for side, source, turn in (
+                ("sequential", finding.sequential, None),
+                ("distributed", finding.distributed, finding.turn),
+            )
             if source is not None
-            for line in _place(side, source, finding.phase, look)
+            for line in _place(side, source, finding.phase, look, turn)
         ]
     told = {each.place for each in (finding.sequential, *finding.lines) if each is not None}
     others = list({source.place: source for source in finding.sources if source.place not in told}.values())
@@ -231,11 +241,12 @@ def _places(finding: Finding, look: Look) -> list[Line]:
     return lines + ([[Piece(f"seen on {ranks}")]] if ranks and look.verbose else [])
 
 
-def _place(side: str, source: Source, phase: str | None, look: Look) -> list[Line]:
+def _place(side: str, source: Source, phase: str | None, look: Look, turn: tuple[int, int] | None = None) -> list[Line]:
     inside = f" in {source.function}" if source.function and source.function != "<module>" else ""
     said = f"{source}{inside}{f' ({phase})' if phase else ''}"
     if source.module:
         said = f"{source.module} ({source}{inside}{f', {phase}' if phase else ''})"
+    said += f", time {turn[0]} of {turn[1]}" if turn is not None else ""
     head = [Piece(side.ljust(13), "head"), Piece(said)]
     return [head, *(_code(line, look) for line in excerpt(source))]
 

@@ -82,6 +82,8 @@ class Report:
     stopped: limits of work that were reached, and what they may have left open.
     paths: along how many paths the verdict holds, for programs that read values; None if it is for all inputs.
     decisions: what the sequential program decides by values, which says what a path is.
+    guesses: how the ranks' parameters are taken to be split because of their shapes alone; of a refuted check, also with which
+    other layout nothing differs.
     """
 
     verdict: str
@@ -98,6 +100,7 @@ class Report:
     stopped: tuple[Stop, ...] = ()
     paths: int | None = None
     decisions: tuple[Choice, ...] = ()
+    guesses: list[str] = field(default_factory=list)
     make_listing: Callable[[], list[ListedProgram]] | None = field(default=None, repr=False, compare=False)
     programs: list[ListedProgram] | None = field(default=None, repr=False, compare=False)
 
@@ -171,6 +174,7 @@ class Report:
             "decisions": [choice.to_plain() for choice in self.decisions],
             "notes": self.notes,
             "parameters": self.parameters,
+            "guesses": self.guesses,
             "opaque": self.opaque,
             "stopped": [stop.to_plain() for stop in self.stopped],
             "stats": self.stats,
