@@ -371,6 +371,37 @@ def test_github_annotates_what_is_not_as_expected(refuted):
     assert lines[4].startswith("::warning file=model.py,line=8,") and len(lines) == 5
 
 
+def test_annotations_are_told_from_the_root_of_the_repository(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    below = tmp_path / "src" / "net"
+    below.mkdir(parents=True)
+    (below / "model.py").write_text(PROGRAM)
+    monkeypatch.chdir(below)
+    own, library = Source(str(below / "model.py"), 8), Source("/site-packages/lib/layers.py", 3)
+    plain = to_plain([outcome(Report("refuted", findings=[Finding("race", "m", distributed=each)])) for each in (own, library)])
+    first, second = github(plain).splitlines()
+    assert first.startswith("::error file=src/net/model.py,line=8,") and "It is at" not in first
+    assert second.startswith("::error file=src/net/model.py,line=3,") and "It is at lib/layers.py:3." in second  # the check
+    (run,) = sarif(plain)["runs"]
+    places = [result["locations"][0]["physicalLocation"] for result in run["results"]]
+    assert [place["artifactLocation"]["uri"] for place in places] == ["src/net/model.py"] * 2
+    assert [place["region"]["startLine"] for place in places] == [8, 3]
+
+
+def test_inputs_that_are_filled_alike_are_told_together():
+    names = [f"params.h.{n}.{kind}.weight" for n in range(8) for kind in ("up", "down")]
+    shapes = {"x": (4, 6)} | {name: (8, 6) if "up" in name else (6, 8) for name in names}
+    inputs = (*(f"{name} small whole numbers" for name in names), "x[0, 1] = 1", "0 elsewhere")
+    lines = replace(EXAMPLE, shapes=shapes, inputs=inputs).lines()
+    assert "  inputs       params.h.*.{up,down}.weight small whole numbers, x[0, 1] = 1, 0 elsewhere" in lines
+    assert "  shapes       x [4, 6], params.h.*.up.weight [8, 6], params.h.*.down.weight [6, 8]" in lines
+
+
+def test_means_are_drawn_as_means():
+    mean = TensorLayout("t", "float32", (4,), Mesh.of({"dp": 2}), (0, 1), parse(["Partial(avg)"]))
+    assert mean.type == "f32[4] avg@dp" and "│ mean of rank 0, rank 1 │" in picture(mean)
+
+
 # ---------------------------------------------------------------------- pages
 def test_every_kind_has_a_page_and_a_law_of_one_sentence():
     assert set(PAGES) == set(KINDS)
