@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from graphguard import __version__
 from graphguard.capture.front import Along, Captured, FrontEnd, Problem, Progress
 from graphguard.engine.limits import Limits as EngineLimits
 from graphguard.engine.proof import Proof
@@ -275,6 +278,8 @@ def decide(
     if captured.by_rank is not None:
         report.stats["one_by_one"] = captured.by_rank
     report.stats["ops"] = captured.operations
+    report.stats["mesh"] = str(problem.mesh)
+    report.stats["versions"] = _versions()
     return report
 
 
@@ -371,6 +376,12 @@ def _forms(problem: Problem, joint: Joint) -> list[Form]:
     if made is None:
         return [raw]
     return [raw, Form(made[0], partial(world_of, made[1], captured.relations), EngineLimits.for_many_pieces)]
+
+
+def _versions() -> dict[str, str]:
+    """Of what decided, and of what was captured."""
+    frameworks: dict[str, str] = {name: str(sys.modules[name].__version__) for name in ("torch", "jax") if name in sys.modules}
+    return {"GraphGuard": __version__, **frameworks, "Python": platform.python_version()}
 
 
 def _left_open(proof: Proof) -> int:

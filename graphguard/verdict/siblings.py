@@ -22,7 +22,7 @@ def odd_ones(treated: Mapping[str, str]) -> list[str]:
     layers: dict[str, list[str]] = {}
     for path in treated:
         layers.setdefault(".".join("*" if part.isdigit() else part for part in path.split(".")), []).append(path)
-    told = [text for paths in layers.values() for text in _among_layers(paths, treated)]
+    told = [text for pattern, paths in layers.items() for text in _among_layers(pattern, paths, treated)]
     uniform = {pattern: treated[paths[0]] for pattern, paths in layers.items() if len({treated[path] for path in paths}) == 1}
     return told + list(_among_names(uniform))
 
@@ -43,14 +43,13 @@ def odd_parameters(parameters: Mapping[str, str]) -> list[str]:
     return odd_ones({name: "whole" if how == str(REPLICATE) else how for name, how in relations.items()})
 
 
-def _among_layers(paths: list[str], treated: Mapping[str, str]) -> Iterator[str]:
+def _among_layers(pattern: str, paths: list[str], treated: Mapping[str, str]) -> Iterator[str]:
     (usual, many), *_ = Counter(treated[path] for path in paths).most_common(1)
     odd = [path for path in paths if treated[path] != usual]
     if odd and many > 1 and _FEW * len(odd) <= len(paths):
-        others = [path for path in paths if path not in odd]
         for how in dict.fromkeys(treated[path] for path in odd):
             these = [path for path in odd if treated[path] == how]
-            yield f"{in_words(these)} {_is(these)} {how}, and {in_words(others)} {_is(others)} {usual}"
+            yield f"{in_words(these)} {_is(these)} {how}, and the others of {pattern} are {usual}"
 
 
 def _among_names(uniform: Mapping[str, str]) -> Iterator[str]:

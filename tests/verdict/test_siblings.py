@@ -12,7 +12,7 @@ LAYERS = 4
 
 def test_one_layer_that_is_treated_otherwise_is_named():
     treated = {f"layers.{n}.k_proj.weight": "whole" if n == 2 else "Shard(0) on tp" for n in range(6)}
-    assert odd_ones(treated) == ["layers.2.k_proj.weight is whole, and layers.*.k_proj.weight are Shard(0) on tp"]
+    assert odd_ones(treated) == ["layers.2.k_proj.weight is whole, and the others of layers.*.k_proj.weight are Shard(0) on tp"]
     assert odd_ones({f"layers.{n}.k_proj.weight": "Shard(0) on tp" for n in range(6)}) == []
     assert odd_ones({f"layers.{n}.w": "whole" if n % 2 else "Shard(0) on tp" for n in range(6)}) == []  # which is odd?
 
@@ -75,7 +75,8 @@ def test_a_gradient_that_is_not_summed_is_named_among_its_like():
     report = check_of_norms(1)
     (finding,) = report.findings
     assert finding.odd == (
-        "grads.k_norm.1.weight is a sum over tp that nothing adds up, and grads.k_norm.*.weight are whole on every rank",
+        "grads.k_norm.1.weight is a sum over tp that nothing adds up, "
+        "and the others of grads.k_norm.*.weight are whole on every rank",
     )
     assert f"unlike the others: {finding.odd[0]}" in str(report)
 
@@ -101,6 +102,6 @@ def test_a_layer_that_a_table_of_sizes_forgets_is_named():
     report = gg.verify_model(sequential, parallel, mesh={"tp": 2}, inputs={"input": gg.Input((4, 6))})
     assert report.verdict == "refuted"
     assert report.findings[0].odd == (
-        "2.up.weight is whole, and *.up.weight are Shard(0) on tp",
-        "2.down.weight is whole, and *.down.weight are Shard(1) on tp",
+        "2.up.weight is whole, and the others of *.up.weight are Shard(0) on tp",
+        "2.down.weight is whole, and the others of *.down.weight are Shard(1) on tp",
     )
