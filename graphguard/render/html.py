@@ -20,6 +20,7 @@ from graphguard.errors import UsageError
 from graphguard.graph.findings import KINDS, Finding, Place
 from graphguard.graph.ir import Source
 from graphguard.graph.listing import STATES, ListedProgram
+from graphguard.graph.paths import folded
 from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import excerpt
 from graphguard.render.explain import PAGES
@@ -213,7 +214,10 @@ def _row(row: Row, report: ShownReport) -> str:
 
 
 def _grounds(report: ShownReport) -> str:
-    found = [f"{name}: {text}" for name, text in report.parameters.items()]
+    alike: dict[str, list[str]] = {}
+    for name, text in report.parameters.items():
+        alike.setdefault(text, []).append(name)
+    found = [f"{', '.join(folded(names))}: {text}" for text, names in alike.items()]
     lists = {
         "Conditions": [str(condition) for condition in report.conditions],
         "Decisions by values": [str(choice) for choice in report.decisions],

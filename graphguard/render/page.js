@@ -69,8 +69,18 @@
         const backward = program.operations[place][BACKWARD];
         while (end < high && parts(end)[depth] === key && program.operations[end][BACKWARD] === backward) end++;
       }
-      if (end - place > 1) found.push(new Group(program, place, end, depth + 1, parts(place).slice(0, depth + 1).join(".")));
-      else found.push(place);
+      if (end - place > 1) {
+        let inner = depth + 1; // a module that does nothing but call another is no row of its own
+        const shares = (n) => parts(n)[inner] !== undefined && parts(n)[inner] === parts(place)[inner];
+        for (let all = true; all; ) {
+          for (let n = place; n < end && all; n++) all = shares(n);
+          if (all) inner++;
+        }
+        found.push(new Group(program, place, end, inner, parts(place).slice(0, inner).join(".")));
+      } else {
+        if (key !== undefined) program.lonely.add(place); // no group says its module
+        found.push(place);
+      }
       place = end;
     }
     return found;
@@ -116,6 +126,7 @@
       this.program = program;
       if (!program.parts) {
         program.parts = program.modules.map(partsOf);
+        program.lonely = new Set();
         program.nodes = folded(program, members(program, 0, program.operations.length, 0));
       }
       const place = this.place(program.focus);
@@ -169,7 +180,7 @@
       const last = Math.min(found.length, first + most);
       this.count.textContent = matched ? `${found.length} of ${all} operations` : `${all} operations`;
       const rows = found.slice(first, last).map(([node, depth]) =>
-        node instanceof Group ? this.group(node, depth) : this.row(this.program.operations[node], depth, Boolean(matched)));
+        node instanceof Group ? this.group(node, depth) : this.row(node, depth, Boolean(matched)));
       if (first > 0) rows.unshift(this.button(`${first} before`, () => { this.first = Math.max(0, first - most); this.draw(); }));
       if (last < found.length) {
         const rest = found.length - last;
@@ -206,12 +217,13 @@
       });
       return row;
     }
-    row(operation, depth, alone) {
+    row(place, depth, matched) {
+      const operation = this.program.operations[place];
       const row = make("div", `operation ${states[operation[STATE]]}`);
       if (depth) row.style.paddingLeft = `${10 + 16 * depth}px`;
       row.dataset.number = operation[NUMBER];
       const what = make("div", "what");
-      const module = alone ? this.program.modules[operation[MODULE]] : "";
+      const module = matched || this.program.lonely.has(place) ? this.program.modules[operation[MODULE]] : "";
       const where = module ? `${module} (${operation[WHERE]})` : operation[WHERE];
       what.append(make("code", "", operation[TEXT]), make("span", "where", where + (operation[BACKWARD] ? " backward" : "")));
       row.append(what);
