@@ -78,10 +78,10 @@ class Source(NamedTuple):
         return self.file, self.line
 
     def outwards(self) -> Iterator[Source]:
-        """The line, the line that called its function, and so on; all of them for one module."""
+        """The line, the line that called its function, and so on, each in its own module."""
         source: Source | None = self
         while source is not None:
-            yield source.inside(self.module)
+            yield source
             source = source.caller
 
     @property

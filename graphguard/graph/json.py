@@ -46,12 +46,17 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "ties": graph.ties,
         "states": [[value.id, state] for value, state in graph.states.items()],
         "findings": findings,
-        "sources": [[*source, module] if module else source for source, module in sources],
+        "sources": [_plain_source(source) for source, _ in sources],
     }
 
 
 def _plain_value(value: Value) -> list[Any]:
     return [value.id, value.dtype, value.shape]
+
+
+def _plain_source(source: Source) -> list[Any]:
+    caller = None if source.caller is None else _plain_source(source.caller)
+    return [source.file, source.line, source.function, caller, *([source.module] if source.module else [])]
 
 
 def _number_of(source: Source, sources: _Sources) -> int:

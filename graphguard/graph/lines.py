@@ -16,7 +16,8 @@ class OwnLines:
         """The nearest line that leads to an operation and that the sequential program does not run; else the line itself."""
         if source is None:
             return None
-        return next((each for each in source.outwards() if each.place not in self.shared), source)
+        own = next((each for each in source.outwards() if each.place not in self.shared), source)
+        return own.inside(source.module)  # which says more than that of a caller
 
     def at(self, node: Node) -> Source | None:
         """Where an operation of the ranks is named: at their own line; a gradient, at the line whose gradient it is."""

@@ -80,6 +80,12 @@ def test_operations_have_the_path_of_the_innermost_module():
     assert modules(graph, "add") == ["", ""]  # in the forward of the model itself
 
 
+def test_lines_that_lead_to_an_operation_have_modules_of_their_own():
+    graph = captured(Net)
+    down = next(node for node in graph.nodes if node.module == "layers.1.down")
+    assert [each.module for each in down.source.outwards()][:3] == ["layers.1.down", "", ""]
+
+
 def test_gradients_have_the_path_of_the_module_whose_gradients_they_are():
     graph = captured(Net)
     assert list(dict.fromkeys(modules(graph, "mm", True))) == [
@@ -210,20 +216,20 @@ def test_ranks_that_do_the_same_in_other_modules_are_alike():
 
 
 # ---------------------------------------------------------------------- the path itself
-LINE = Source("/home/me/net.py", 12, "forward", Source("/home/me/train.py", 3))
+LINE = Source("/home/me/net.py", 12, "forward", Source("/home/me/net.py", 3).inside("layers.2"))
 PLACED = LINE.inside("layers.2.mlp")
 
 
 def test_a_line_is_equal_in_all_modules():
     assert PLACED == LINE and hash(PLACED) == hash(LINE) and LINE.inside("layers.3.mlp") == PLACED
     assert (PLACED.told, LINE.told) == ("layers.2.mlp (me/net.py:12)", "me/net.py:12")
-    assert [each.module for each in PLACED.outwards()] == ["layers.2.mlp", "layers.2.mlp"]
+    assert [each.module for each in PLACED.outwards()] == ["layers.2.mlp", "layers.2"]
     assert PLACED.inside("").module == LINE.module == ""
 
 
 def test_paths_survive_copies_pickles_files_and_the_cache():
     for made in (copy.deepcopy(PLACED), pickle.loads(pickle.dumps(PLACED)), codec.read(codec.written(PLACED))):
-        assert made == PLACED and made.module == "layers.2.mlp"
+        assert made == PLACED and made.module == "layers.2.mlp" and made.caller.module == "layers.2"
     finding = Finding("race", "m", sources=(PLACED,), places=(Place("also", PLACED),))
     assert codec.read(codec.written(finding)).module == "layers.2.mlp"
     graph = capture_one(lambda x: Net()(x), X)

@@ -87,11 +87,9 @@ class SourceTracker:
     def __init__(self) -> None:
         self._by_sequence: dict[int, Source] = {}
         self._known: list[Source | None] = [None]
-        self._numbers: dict[
-            tuple[str, int, int], int
-        ] = {}  # by file, line and the number of the caller, which is quick to hash
+        # by file, line, the number of the caller, which is quick to hash, and module
+        self._numbers: dict[tuple[str, int, int, str], int] = {}
         self._hides: dict[str, bool] = {}
-        self._placed: dict[tuple[int, str], Source] = {}
         self._last: Source | None = None
         self._module = ""  # that ran what was looked at last
         self.modules = ModulePaths()
@@ -126,42 +124,35 @@ class SourceTracker:
 
     def nearest(self, stop_at_engine: bool = False) -> Source | None:
         frame: FrameType | None = sys._getframe(2)
-        found: list[FrameType] = []
-        call: FrameType | None = None  # of the innermost module
-        while frame is not None and (call is None or len(found) < MOST_CALLERS):
+        found: list[tuple[FrameType, int]] = []  # each with how many calls of modules are inside of it
+        calls: list[FrameType] = []
+        while frame is not None and (len(found) < MOST_CALLERS or len(calls) <= found[MOST_CALLERS - 1][1]):
             code = frame.f_code
             file = code.co_filename
             hidden = self._hides.get(file)
             if hidden is None:
                 hidden = self._hides[file] = file.startswith(_HIDDEN)
             if not hidden:
-                found.append(frame)
+                found.append((frame, len(calls)))
             elif code is _MODULE_CALL:
-                call = call or frame
+                calls.append(frame)
             elif (stop_at_engine and code is _BACKWARD_ENTRY) or file in _ENTRIES:
                 break
             frame = frame.f_back
+        modules = [self.modules.of(call) for call in calls]
+        modules.append("")
+        self._module = modules[0]
         number = 0
-        for each in reversed(found[:MOST_CALLERS]):
-            number = self._number(each.f_code, each.f_lineno, number)
-        self._module = self.modules.of(call)
-        return self._inside(number)
+        for place in reversed(range(min(len(found), MOST_CALLERS))):
+            each, inside = found[place]
+            number = self._number(each.f_code, each.f_lineno, number, modules[inside if place else 0])
+        return self._known[number]
 
-    def _inside(self, number: int) -> Source | None:
-        source = self._known[number]
-        if source is None or not self._module:
-            return source
-        key = number, self._module
-        placed = self._placed.get(key)
-        if placed is None:
-            placed = self._placed[key] = source.inside(self._module)
-        return placed
-
-    def _number(self, code: CodeType, line: int, caller: int) -> int:
-        key = (code.co_filename, line, caller)
+    def _number(self, code: CodeType, line: int, caller: int, module: str) -> int:
+        key = (code.co_filename, line, caller, module)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._known)
             file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
-            self._known.append(Source(file, line, code.co_name, self._known[caller]))
+            self._known.append(Source(file, line, code.co_name, self._known[caller]).inside(module))
         return number
