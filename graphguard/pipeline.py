@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from graphguard import __version__
 from graphguard.capture.front import Along, Captured, FrontEnd, Problem, Progress
 from graphguard.engine.limits import Limits as EngineLimits
 from graphguard.engine.proof import Proof
@@ -39,9 +43,11 @@ from graphguard.verdict.judge import Judgement, are_seen_to_differ, judge
 from graphguard.verdict.limits import Limits, limits_of
 from graphguard.verdict.paths import of_paths, without_decisions
 from graphguard.verdict.repairs import proved_repair
+from graphguard.verdict.siblings import odd_parameters
 from graphguard.verdict.small_mesh import small_mesh, told
 from graphguard.verdict.verdict import assumptions_of, report_of, unread_inputs
 
+MOST_LAYOUTS = 16  # of parameters, that are tried in place of those that were guessed
 PATHS = 5  # that are taken by programs that read values
 
 
@@ -71,6 +77,13 @@ class TakesMeshes(Protocol):
     """A front end of programs that may be written for any number of ranks."""
 
     def on(self, mesh: Mesh) -> FrontEnd: ...
+
+
+@runtime_checkable
+class Guesses(Protocol):
+    """A front end that guesses how the ranks hold parameters."""
+
+    def other_layouts(self, problem: Problem) -> Iterator[tuple[str, Problem]]: ...
 
 
 @dataclass(frozen=True)
@@ -175,6 +188,8 @@ def _report(job: Job) -> Report:
         return kept
     report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
     report.notes[:0] = _on_fewer_ranks(job, problem, report, lemmas)
+    if report.verdict == "refuted" and problem.guesses and isinstance(job.front, Guesses):
+        report.guesses += _other_layout(problem, job.front, partial(decide, lemmas=lemmas, seed=job.seed, limits=job.limits))
     if memory is not None and key is not None:
         memory.keep(key, problem, report)
     return report
@@ -194,6 +209,23 @@ def _on_fewer_ranks(job: Job, problem: Problem, report: Report, lemmas: Mapping[
         return [f"the same programs could not be executed on the mesh {small} either: {error}"]
     was_executed = said.verdict == "refuted" or said.stats["seconds"]["oracle"] is not None
     return [told(small, said)] if was_executed else []
+
+
+def _other_layout(problem: Problem, front: Guesses, decided: Callable[[Problem], Report]) -> list[str]:
+    """A layout of parameters, other than was guessed, with which nothing differs; in words."""
+    if problem.captured.joint.findings or problem.captured.matched is not None:
+        return []
+    for stated, other in islice(front.other_layouts(problem), MOST_LAYOUTS):
+        captured = other.captured
+        graphs = captured.sequential, captured.joint, captured.relations
+        seen = judge(*graphs, other.expected, other.bounds, trials=1, locate=False)
+        if seen.different or seen.skipped is not None:
+            continue
+        verdict = decided(other).verdict
+        if verdict != "refuted":
+            said = "it is verified" if verdict == "verified" else "all outputs are right, as far as they were executed,"
+            return [f"{said} with {stated}"]
+    return []
 
 
 def _mismatched(job: Job, error: MismatchError, begun: float) -> Report:
@@ -254,7 +286,11 @@ def decide(
         without_decisions(report, problem.along)
         captured = problem.along.raw
     report.parameters = dict(problem.parameters)
+    if report.verdict == "refuted":
+        odd = odd_parameters(report.parameters)
+        report.findings[:1] = [replace(each, odd=(*odd, *each.odd)) for each in report.findings[:1]]
     report.assumptions += problem.guesses
+    report.guesses = list(problem.guesses)
     report.assumptions += [each.assumed for each in problem.expected.values() if each.assumed is not None]
     if captured.unstable is not None:
         if report.verdict != "refuted":
@@ -267,6 +303,8 @@ def decide(
     if captured.by_rank is not None:
         report.stats["one_by_one"] = captured.by_rank
     report.stats["ops"] = captured.operations
+    report.stats["mesh"] = str(problem.mesh)
+    report.stats["versions"] = _versions()
     return report
 
 
@@ -372,6 +410,12 @@ def _forms(problem: Problem, joint: Joint) -> list[Form]:
     if made is None:
         return [raw]
     return [raw, Form(made[0], partial(world_of, made[1], captured.relations), EngineLimits.for_many_pieces)]
+
+
+def _versions() -> dict[str, str]:
+    """Of what decided, and of what was captured."""
+    frameworks: dict[str, str] = {name: str(sys.modules[name].__version__) for name in ("torch", "jax") if name in sys.modules}
+    return {"GraphGuard": __version__, **frameworks, "Python": platform.python_version()}
 
 
 def _left_open(proof: Proof) -> int:

@@ -85,7 +85,5 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
     report = settled(pyfuncitem.name, mark.expect, scope, returned, raised)
     record(f"graphguard.{pyfuncitem.name}", report.verdict)
     if report.verdict != mark.expect:
-        pytest.fail(
-            f"the check {pyfuncitem.name} is {report.verdict}, but {mark.expect} is expected\n\n{report}", pytrace=False
-        )
+        pytest.fail(f"{report.gist}; the check {pyfuncitem.name} is expected to be {mark.expect}\n\n{report}", pytrace=False)
     return True

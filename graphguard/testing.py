@@ -40,8 +40,7 @@ def assert_refines(
         return report
     _record(record_property, f"graphguard.{_name(distributed)}", report.verdict)
     if not report.verified:
-        found = f", {report.findings[0].code} {report.findings[0].kind}" if report.findings else ""
-        what = f"{_name(distributed)} is not verified to refine {_name(sequential)}: {report.verdict}{found}"
+        what = f"{report.gist}; {_name(distributed)} is not verified to refine {_name(sequential)}"
         raise NotRefinedError(what, report)
     return report
 

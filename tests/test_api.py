@@ -344,7 +344,7 @@ def test_assert_refines_fails_with_the_report_below_a_short_sentence(prover):
     with pytest.raises(AssertionError) as caught:
         assert_refines(seq, par, mesh=MESH, inputs=INPUTS)
     first, empty, *report = str(caught.value).splitlines()
-    assert first == "par is not verified to refine seq: unproven, GG201 relation-lost"
+    assert first == f"unproven: GG201 at {THERE}: no clean expression covers mm; par is not verified to refine seq"
     assert empty == "" and report[0] == "unproven"
     assert "GG201 relation-lost" in report[1]
     assert caught.traceback[-1].frame.f_locals["__tracebackhide__"]

@@ -40,8 +40,8 @@ def written(item: Any) -> Any:
         return {kind.__name__: [written(each) for each in item]}
     if kind in (dict, OutputRelation):
         return {kind.__name__: [[written(key), written(value)] for key, value in item.items()]}
-    if kind is Source:
-        return {"Source": [written(each) for each in item]}
+    if isinstance(item, Source):
+        return {"Source": [*(written(each) for each in item), item.module]}
     if _CLASSES.get(kind.__name__) is kind:
         return {kind.__name__: {name: written(getattr(item, name)) for name in _names(kind)}}
     raise UnkeptError(f"a report has a {kind.__name__}")
@@ -73,7 +73,8 @@ def _made(name: str, content: Any, depth: int) -> Any:
                 (read(key, depth), read(value, depth)) for key, value in content
             )
         case "Source" if type(content) is list:
-            return Source(*(read(each, depth) for each in content))
+            *line, module = (read(each, depth) for each in content)
+            return Source(*line).inside(module)
     kind = _CLASSES[name]
     if list(content) != _names(kind):
         raise DamagedError(f"a {name} has other parts")

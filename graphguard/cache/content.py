@@ -20,7 +20,7 @@ import numpy as np
 from graphguard.cache.kit import changed_since_loaded, kit
 from graphguard.capture.front import Captured, Problem
 from graphguard.graph import json as graph_json
-from graphguard.graph.ir import Graph, Node
+from graphguard.graph.ir import Graph, Node, Source
 from graphguard.graph.matching import Joint
 from graphguard.graph.rank_class import Each, Groups, PerRank
 from graphguard.verdict.limits import Limits
@@ -91,6 +91,8 @@ def plain(item: Any) -> Any:
     if kind.__module__.startswith("graphguard."):
         if is_dataclass(item):
             return _fields(item)
+        if isinstance(item, Source):
+            return ["Source", item.module, *map(plain, item)]
         if isinstance(item, tuple):
             return [kind.__qualname__, *map(plain, item)]
     raise UnkeptError(f"nothing is known of {kind.__module__}.{kind.__qualname__}")

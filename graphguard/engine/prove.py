@@ -38,7 +38,7 @@ from graphguard.graph.findings import Finding
 from graphguard.graph.ir import Graph, Node, Source
 from graphguard.graph.ir import Value as Tensor
 from graphguard.graph.labels import may_be_ignored
-from graphguard.graph.lines import OwnLines
+from graphguard.graph.lines import OwnLines, turn_of
 from graphguard.graph.operators import RESHAPES, name_of
 from graphguard.graph.placement import Placements, on_mesh, partial_axes
 from graphguard.graph.tensor_layout import TensorLayout
@@ -260,6 +260,7 @@ class _Prover:
             phase=None if node is None else "backward" if node.backward else "forward",
             sources=self._lines_around(distributed, place.others),
             detail=detail,
+            turn=turn_of(distributed, self._program_of(distributed).nodes),
         )
 
     def _lines_around(self, node: Node, origins: Sequence[Source]) -> tuple[Source, ...]:
@@ -270,9 +271,12 @@ class _Prover:
         lines = [self.own_lines.at(node), self.own_lines.of(node.source), node.source, *own]
         return tuple({line.place: line for line in lines if line is not None}.values())
 
+    def _program_of(self, node: Node) -> Graph:
+        return next(each.graph for each in self.world.classes if any(other is node for other in each.graph.nodes))
+
     def _first_use(self, node: Node) -> Source | None:
         """The line on which the result of a rank's operation is first used, if that is another one."""
-        graph = next(each.graph for each in self.world.classes if any(other is node for other in each.graph.nodes))
+        graph = self._program_of(node)
         here, reached = self.own_lines.of(node.source), set(node.outputs)
         for each in graph.nodes:
             if here is not None and each.source is not None and any(value in reached for value in each.operands()):

@@ -12,6 +12,7 @@ import numpy as np
 from graphguard.graph.collectives import NEW_GROUP
 from graphguard.graph.ir import Arg, Constant, Graph, Layout, Node, Value
 from graphguard.graph.operators import VARYING, name_of
+from graphguard.graph.paths import in_one
 from graphguard.graph.rank_class import Each, Groups, PerRank, RankClass, numbers_in
 
 PEERS = ("channel", "peer", "tag", "root")  # numbers that only the matching of ranks looks at
@@ -158,9 +159,12 @@ class _Joining:
                     kwargs[name] = self._number([node.kwargs.get(name, 0) for node in nodes])
             if "group" in kwargs:
                 kwargs["group"] = self._groups([node.kwargs["group"] for node in nodes])
-        if args == first.args and kwargs == first.kwargs:
+        source = first.source
+        if source is not None and any(node.module != first.module for node in nodes):
+            source = source.inside(in_one(node.module for node in nodes))
+        if args == first.args and kwargs == first.kwargs and source is first.source:
             return first
-        return Node(first.op, args, kwargs, first.outputs, first.source, first.backward, first.writes)
+        return Node(first.op, args, kwargs, first.outputs, source, first.backward, first.writes)
 
     # ------------------------------------------------------------------ one thing per rank
     def _number(self, numbers: Sequence[Any]) -> Any:

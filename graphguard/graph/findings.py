@@ -84,7 +84,7 @@ class Place:
         return PLACES[self.kind]
 
     def to_plain(self) -> dict[str, Any]:
-        return {"kind": self.kind, "distributed": str(self.source)}
+        return {"kind": self.kind, "distributed": str(self.source), "module": self.source.module or None}
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ class Finding:
     places: further lines to look at, none twice.
     spoils: the paths of further outputs that are wrong because of it.
     detail: what stopped the proof, in the words of the prover.
+    turn: the how manieth time of how many it is that the line is run there, where there are several: a microbatch, or a step.
+    odd: parameters and outputs that are treated otherwise than their like, in words.
     sequential, distributed: where it is in either program. What is missing is located where the wrong value is first used.
     phase: "forward" or "backward", where it is known.
     repair: what to change, where it is known.
@@ -120,6 +122,8 @@ class Finding:
     places: tuple[Place, ...] = ()
     spoils: tuple[str, ...] = ()
     detail: str | None = None
+    odd: tuple[str, ...] = ()
+    turn: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -144,6 +148,12 @@ class Finding:
         return here is not None and there is not None and here.place == there.place
 
     @property
+    def module(self) -> str:
+        """The path of the module that it is in, or of those: `layers.*.mlp`; empty where none is known."""
+        sides = (side.module for side in (self.distributed, self.sequential) if side is not None)
+        return next((module for module in sides if module), "")
+
+    @property
     def lines(self) -> tuple[Source, ...]:
         """The lines of the ranks that it names, none twice: its own, then where else to look."""
         named = [source for source in (self.distributed, *(place.source for place in self.places)) if source is not None]
@@ -161,7 +171,10 @@ class Finding:
             "output": self.output,
             "sequential": None if self.sequential is None else str(self.sequential),
             "distributed": None if self.distributed is None else str(self.distributed),
+            "module": self.module or None,
+            "sequential_module": None if self.sequential is None else self.sequential.module or None,
             "phase": self.phase,
+            "turn": None if self.turn is None else list(self.turn),
             "repair": self.repair,
             "law": self.law or KINDS[self.kind].law,
             "holdings": [holding.to_plain() for holding in self.holdings],
@@ -170,6 +183,7 @@ class Finding:
             "places": [place.to_plain() for place in self.places],
             "spoils": list(self.spoils),
             "detail": self.detail,
+            "odd": list(self.odd),
         }
 
     def __str__(self) -> str:

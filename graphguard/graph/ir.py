@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from graphguard.graph.cells import cell
+
 if TYPE_CHECKING:
     from graphguard.graph.findings import Finding
 
@@ -76,20 +78,51 @@ class Source(NamedTuple):
         return self.file, self.line
 
     def outwards(self) -> Iterator[Source]:
-        """The line, the line that called its function, and so on."""
+        """The line, the line that called its function, and so on, each in its own module."""
         source: Source | None = self
         while source is not None:
             yield source
             source = source.caller
+
+    @property
+    def module(self) -> str:
+        """The path of the module that ran the line, as `named_modules` has it; empty where no module is known."""
+        return ""
+
+    def inside(self, module: str) -> Source:
+        """The line, as it was run by a module."""
+        if module == self.module:
+            return self
+        placed = InModule(*self) if module else Source(*self)
+        if isinstance(placed, InModule):
+            placed.path = module
+        return placed
+
+    @property
+    def told(self) -> str:
+        """With its module: `model.layers.2.mlp (tp.py:37)`."""
+        return f"{self.module} ({self})" if self.module else str(self)
 
     def __str__(self) -> str:
         return f"{self.short_file}:{self.line}"
 
     @property
     def short_file(self) -> str:
-        """The path below the working folder; for a file elsewhere, its folder and its name."""
+        """The path below the working folder; for a file elsewhere, its folder and its name; for a cell, its number."""
+        if (known := cell(self.file)) is not None or self.file.startswith("<"):
+            return known or self.file
         relative = os.path.relpath(self.file) if self.file else ""
         return relative if not relative.startswith("..") else os.path.join(*self.file.split(os.sep)[-2:])
+
+
+class InModule(Source):
+    """A line that a module ran. It is equal to the line alone: what is done on one line is one thing, in all layers."""
+
+    path: str = ""
+
+    @property
+    def module(self) -> str:
+        return self.path
 
 
 Arg: TypeAlias = Value | Symbol | bool | int | float | complex | str | tuple["Arg", ...] | None  # a recursive union
@@ -117,6 +150,11 @@ class Node:
     def communicates(self) -> bool:
         return self.op.startswith("dist.")
 
+    @property
+    def module(self) -> str:
+        """The path of the module whose operation it is; of a backward pass, whose gradient it computes."""
+        return "" if self.source is None else self.source.module
+
     def operands(self) -> Iterator[Value]:
         """The values that the node reads, in order, with repetitions."""
         yield from values_in(self.args)
@@ -126,7 +164,7 @@ class Node:
     def __str__(self) -> str:
         call = ", ".join([*map(show, self.args), *(f"{k}={show(v)}" for k, v in self.kwargs.items())])
         outputs = ", ".join(f"{v}: {v.type}" for v in self.outputs)
-        where = f"  # {self.source}{' backward' if self.backward else ''}" if self.source else ""
+        where = f"  # {self.source.told}{' backward' if self.backward else ''}" if self.source else ""
         return f"{outputs}{' = ' if outputs else ''}{self.op.removesuffix('.default')}({call}){where}"
 
     __repr__ = __str__

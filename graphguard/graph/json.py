@@ -15,6 +15,7 @@ from graphguard.graph.wellformed import require_wellformed
 
 VERSION = 1
 _DEEPEST = 64
+_Sources = dict[tuple[Source, str], int]  # by line and module, as lines are equal in all modules
 
 
 # ---------------------------------------------------------------------- writing
@@ -23,9 +24,9 @@ def dumps(graph: Graph) -> str:
 
 
 def to_plain(graph: Graph) -> dict[str, Any]:
-    sources: dict[Source, int] = {}
+    sources: _Sources = {}
     nodes = [_plain_node(node, sources) for node in graph.nodes]
-    findings = [[f.kind, f.message, f.ranks, [sources.setdefault(s, len(sources)) for s in f.sources]] for f in graph.findings]
+    findings = [[f.kind, f.message, f.ranks, [_number_of(s, sources) for s in f.sources]] for f in graph.findings]
     return {
         "format": "graphguard-graph",
         "version": VERSION,
@@ -45,7 +46,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "ties": graph.ties,
         "states": [[value.id, state] for value, state in graph.states.items()],
         "findings": findings,
-        "sources": list(sources),
+        "sources": [_plain_source(source) for source, _ in sources],
     }
 
 
@@ -53,13 +54,22 @@ def _plain_value(value: Value) -> list[Any]:
     return [value.id, value.dtype, value.shape]
 
 
-def _plain_node(node: Node, sources: dict[Source, int]) -> list[Any]:
+def _plain_source(source: Source) -> list[Any]:
+    caller = None if source.caller is None else _plain_source(source.caller)
+    return [source.file, source.line, source.function, caller, *([source.module] if source.module else [])]
+
+
+def _number_of(source: Source, sources: _Sources) -> int:
+    return sources.setdefault((source, source.module), len(sources))
+
+
+def _plain_node(node: Node, sources: _Sources) -> list[Any]:
     return [
         node.op,
         [_plain_arg(arg) for arg in node.args],
         {name: _plain_arg(arg) for name, arg in node.kwargs.items()} if node.kwargs else {},
         [_plain_value(value) for value in node.outputs],
-        None if node.source is None else sources.setdefault(node.source, len(sources)),
+        None if node.source is None else _number_of(node.source, sources),
         node.backward,
         node.writes,
     ]
@@ -166,9 +176,10 @@ class _Reader:
         return items  # type: ignore[return-value]
 
     def _source(self, item: Any) -> Source:
-        file, line, function, caller = item
+        file, line, function, caller, *module = item
         called = None if caller is None else self._source(caller)
-        return Source(self._text(file), self._natural(line), self._text(function), called)
+        source = Source(self._text(file), self._natural(line), self._text(function), called)
+        return source.inside(*map(self._text, module)) if module else source
 
     def _value(self, item: Any) -> Value:
         id, dtype, shape = item

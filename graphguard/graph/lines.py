@@ -16,11 +16,20 @@ class OwnLines:
         """The nearest line that leads to an operation and that the sequential program does not run; else the line itself."""
         if source is None:
             return None
-        return next((each for each in source.outwards() if each.place not in self.shared), source)
+        own = next((each for each in source.outwards() if each.place not in self.shared), source)
+        return own.inside(source.module)  # which says more than that of a caller
 
     def at(self, node: Node) -> Source | None:
         """Where an operation of the ranks is named: at their own line; a gradient, at the line whose gradient it is."""
         return node.source if node.backward else self.of(node.source)
+
+
+def turn_of(node: Node, nodes: Iterable[Node]) -> tuple[int, int] | None:
+    """The how manieth of how many alike it is: the same operator at one line of one module; None if it is the only one."""
+    kind = (node.op, node.source, node.module, node.backward)
+    alike = [each for each in nodes if (each.op, each.source, each.module, each.backward) == kind]
+    place = next((place for place, each in enumerate(alike, 1) if each is node), 0)
+    return (place, len(alike)) if place and len(alike) > 1 else None
 
 
 def helpers_of(graphs: Iterable[Graph]) -> frozenset[tuple[str, str]]:

@@ -26,6 +26,10 @@ class Operation:
     state: str
     relation: str  # in words; why there is none, where there is none
 
+    @property
+    def module(self) -> str:
+        return "" if self.source is None else self.source.module
+
 
 @dataclass(frozen=True)
 class ListedProgram:

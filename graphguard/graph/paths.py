@@ -1,4 +1,4 @@
-"""Paths of outputs, many of them in a few words: `grads.h.*.ln_{1,2}.weight`."""
+"""Paths of outputs and of modules, many of them in a few words: `grads.h.*.ln_{1,2}.weight`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def in_words(paths: Sequence[str]) -> str:
     patterns = folded(paths)
     more = f" and {len(patterns) - MOST_TOLD} more" if len(patterns) > MOST_TOLD else ""
     return ", ".join(patterns[:MOST_TOLD]) + more
+
+
+def in_one(paths: Iterable[str]) -> str:
+    """The pattern that has all of these paths: `layers.*.mlp`; empty where no single one does."""
+    distinct = list(dict.fromkeys(paths))
+    patterns = folded(distinct) if all(distinct) else []
+    return patterns[0] if len(patterns) == 1 else ""
 
 
 def _merged(patterns: list[Pattern]) -> tuple[list[Pattern], bool]:

@@ -140,5 +140,9 @@ def type_text(dtype: str, shape: Sequence[int], mesh: Mesh, placements: Placemen
     for (axis, size), placement in zip(mesh.axes, placements, strict=True):
         if isinstance(placement, Shard) and size > 1:
             dims[placement.dim] += f"@{axis}"
-    partial = ",".join(mesh.names[axis] for axis in partial_axes(placements))
-    return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(dims)}]" + (f" partial@{partial}" if partial else "")
+    reduced: dict[str, list[str]] = {}
+    for axis, placement in zip(mesh.names, placements, strict=True):
+        if isinstance(placement, Partial):
+            reduced.setdefault("partial" if placement.reduce == "sum" else placement.reduce, []).append(axis)
+    words = "".join(f" {how}@{','.join(axes)}" for how, axes in reduced.items())
+    return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(dims)}]{words}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphguard.graph.ir import Mesh
-from graphguard.graph.placement import Placements, Spans, partial_axes, spans_of, type_text
+from graphguard.graph.placement import Partial, Placements, Spans, partial_axes, spans_of, type_text
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class TensorLayout:
     @property
     def summed_axes(self) -> list[str]:
         return [self.mesh.names[axis] for axis in partial_axes(self.placements)]
+
+    @property
+    def reduce(self) -> str:
+        """How the summands of a tile are put together; a sum, if it is not one way for all axes."""
+        found = {placement.reduce for placement in self.placements if isinstance(placement, Partial)}
+        return found.pop() if len(found) == 1 else "sum"
 
     def tiles(self) -> dict[Spans, list[list[int]]]:
         """The parts of the tensor, each with its summands, each summand with the ranks that have equal copies of it."""

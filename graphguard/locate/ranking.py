@@ -7,7 +7,7 @@ of the known faults that the points were fitted on, and on the other half.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphguard.graph.ir import Source
@@ -146,9 +146,17 @@ def _exactness(evidence: str) -> int:
 def ranked(clues: Iterable[Clue], traits: Traits | None) -> list[Suspicion]:
     """Distinct lines, the one with the most points first; of equal ones, the one that was seen first."""
     found = [
-        Suspicion(seen[0].place, score(evidence_of(seen), POINTS), tuple(seen)) for seen in by_place(clues, traits).values()
+        Suspicion(_in_module(seen), score(evidence_of(seen), POINTS), tuple(seen)) for seen in by_place(clues, traits).values()
     ]
     return sorted(found, key=lambda each: -each.points)
+
+
+def _in_module(seen: Sequence[Clue]) -> Source:
+    """The line, in the modules in which a repair changes it; else in the one that the most exact clue is about."""
+    place, inside = seen[0].place, [clue for clue in seen if clue.place.module]
+    changed = [clue for clue in inside if clue.evidence.startswith("repair: ") and clue.evidence in MAIN]
+    chosen = changed[0] if changed else min(inside, key=lambda clue: _exactness(clue.evidence), default=None)
+    return place if chosen is None else place.inside(chosen.place.module)
 
 
 def score(seen: Mapping[str, float], points: Mapping[str, float]) -> float:

@@ -20,6 +20,7 @@ from graphguard.graph.ir import Node, Source, Value
 from graphguard.graph.lines import OwnLines
 from graphguard.graph.matching import Joint
 from graphguard.graph.operators import RESHAPES, name_of
+from graphguard.graph.paths import in_one
 from graphguard.locate.acceptance import Acceptance
 from graphguard.locate.amend import AVERAGED, LEFT_OUT, REGROUPED, SUMMED, TIMES, Amend
 from graphguard.locate.clue import Clue, clues_at
@@ -63,6 +64,12 @@ class Repair:
     shared: bool = False  # the sequential program runs its line, too
     once: bool = False  # the change is made one of several times that the operation is run
     amend: Amend | None = None  # the change, as it is made in graphs
+    module: str = ""  # in which it is made, or in which ones
+
+    @property
+    def source(self) -> Source | None:
+        """The line of the operation, in all modules in which it is changed."""
+        return None if self.node.source is None else self.node.source.inside(self.module)
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -151,7 +158,8 @@ class Repairs:
                     return
                 healed = self.heals(edit)
                 if healed is not None:
-                    yield Repair(site.node, "retiled", "another part of it is meant on each rank", healed, site.place)
+                    repair = Repair(site.node, "retiled", "another part of it is meant on each rank", healed, site.place)
+                    yield self._in_modules(repair, site)
                     break
 
     def _sites(self, moved: bool = False) -> Iterator[Spot]:
@@ -245,7 +253,11 @@ class Repairs:
             found = list(self._tried(site))
         except (ReplayError, CircleError):
             return
-        yield from found
+        yield from (self._in_modules(each, site) for each in found)
+
+    def _in_modules(self, repair: Repair, site: Spot) -> Repair:
+        """A repair, with the modules in which it is made."""
+        return replace(repair, module=in_one(self.rerun.makers[at].module for at in site.ats))
 
     def _tried(self, site: Spot) -> Iterator[Repair]:
         value = next(iter(site.turns[0].values()))
@@ -487,7 +499,7 @@ def tried(repairs: Repairs) -> tuple[Tried, ...]:
     suspects, own_lines = repairs.suspects, repairs.suspects.own_lines
     found: dict[object, Tried] = {}
     for each in repairs.found():
-        line, own = each.node.source, own_lines.of(each.node.source)
+        line, own = each.source, own_lines.of(each.source)
         if line is not None and own is not None and (line.place, own.place) not in found:
             used = None if each.node.communicates else first_use(suspects.joint, each.node, own_lines)
             backward = each.node.backward

@@ -21,7 +21,7 @@ class Traits:
         nodes = [(node, node.source) for graph in joint.graphs for node in graph.nodes if node.source is not None]
         self.communicates = {source.place for node, source in nodes if node.communicates}
         self.backward = {source.place for node, source in nodes if node.backward and source.function == "backward"}
-        self.files = {list(source.outwards())[-1].file for _, source in nodes}
+        self.files = {list(source.outwards())[-1].file for source in {source for _, source in nodes}}
 
     def of(self, line: Source) -> Iterator[str]:
         """Rows of the table of `ranking.py` that are true of a line."""
@@ -40,11 +40,13 @@ class Traits:
     def outputs_of(self, line: Source) -> frozenset[str]:
         """The outputs that come of what is done on a line, or of what it calls for."""
         reached: set[At] = set()
+        sources = {node.source for graph in self.joint.graphs for node in graph.nodes if node.source is not None}
+        leading = {source for source in sources if any(each.place == line.place for each in source.outwards())}
         pending = [
             (rank, value)
             for rank, graph in enumerate(self.joint.graphs)
             for node in graph.nodes
-            if node.source is not None and any(each.place == line.place for each in node.source.outwards())
+            if node.source in leading
             for value in node.outputs
         ]
         while pending:

@@ -9,6 +9,7 @@ from typing import Any
 
 from graphguard.errors import UsageError
 from graphguard.graph.ir import Source
+from graphguard.graph.paths import folded
 
 Number = bool | int | float | complex
 MOST_TOLD = 12  # inputs, on a screen
@@ -130,13 +131,39 @@ class Counterexample:
         lines += [] if self.raises is None else [f"  raises       {self.raises}"]
         return lines + ([] if self.parting is None else _parting_lines(self.parting))
 
+    def _shapes_in_words(self) -> list[str]:
+        """One by one, or those of one shape together, if they are many."""
+        if len(self.shapes) <= MOST_TOLD:
+            return [f"{name} {list(shape)}" for name, shape in self.shapes.items()]
+        alike: dict[tuple[int, ...], list[str]] = {}
+        for name, shape in self.shapes.items():
+            alike.setdefault(shape, []).append(name)
+        return [f"{pattern} {list(shape)}" for shape, names in alike.items() for pattern in folded(names)]
+
     def _input_lines(self) -> list[str]:
-        shapes = _told([f"{name} {list(shape)}" for name, shape in self.shapes.items()])
+        shapes = _told(self._shapes_in_words())
         if not self.inputs:
             return [f"  inputs       seed {self.seed}: {shapes}"]
         *inside, elsewhere = self.inputs
+        inside = _folded(inside)
         told = f"{_told(inside)}, {elsewhere}" if inside else elsewhere
         return [f"  inputs       {told}", f"  shapes       {shapes}"]
+
+
+_FILLED = (" small whole numbers", " random")
+
+
+def _folded(inputs: Sequence[str]) -> list[str]:
+    """Inputs that are filled alike as one: `params.h.*.{up,down}.weight small whole numbers`."""
+    filled: dict[str, list[str]] = {how: [] for how in _FILLED}
+    others = []
+    for text in inputs:
+        how = next((how for how in _FILLED if text.endswith(how) and "[" not in text), None)
+        if how is None:
+            others.append(text)
+        else:
+            filled[how].append(text.removesuffix(how))
+    return [*(f"{pattern}{how}" for how, names in filled.items() for pattern in folded(names)), *others]
 
 
 def _told(texts: Sequence[str]) -> str:
@@ -158,7 +185,7 @@ def _parting_lines(parting: Divergence) -> list[str]:
 
 
 def _side(who: str, number: float | None, source: Source | None) -> str:
-    where = "" if source is None else f" at {source}"
+    where = "" if source is None else f" at {source.told}"
     return f"{who}{where}" if number is None else f"{_shown(number)} {who}{where}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass
 
+from graphguard.graph.cells import COMMAND, command_lines
 from graphguard.graph.ir import Source
 
 AROUND = 2
@@ -21,7 +22,8 @@ class SourceLine:
 def excerpt(source: Source, around: int = AROUND) -> list[SourceLine]:
     """Lines of the same function where that can be seen. Empty if the file cannot be read, or has no such line."""
     linecache.checkcache(source.file)
-    lines = [line.rstrip().expandtabs(4) for line in linecache.getlines(source.file)]
+    given = command_lines() if source.file == COMMAND else linecache.getlines(source.file)
+    lines = [line.rstrip().expandtabs(4) for line in given]
     if not 0 < source.line <= len(lines):
         return []
     first, last = max(1, source.line - around), min(len(lines), source.line + around)

@@ -15,6 +15,7 @@ from graphguard.render.plain import (
     place_of,
     surprise,
 )
+from graphguard.render.repository import in_repository
 
 
 def github(plain: Plain) -> str:
@@ -49,8 +50,12 @@ def _annotations(check: Plain) -> list[str]:
     example = counterexample_text(check)
     lines = []
     for finding in check["findings"]:
-        where = place_of(finding["distributed"]) or place_of(finding["sequential"]) or home_of(check)
+        sides = [in_repository(place_of(finding[side])) for side in ("distributed", "sequential")]
         text = f"{name_of(check)} is {check['verdict']}: {finding_text(finding)}"
+        where = sides[0] if finding["distributed"] else sides[1]
+        if where is None:  # a fault in a library is told at the check
+            where = home_of(check)
+            text += f" It is at {finding['distributed']}." if finding["distributed"] else ""
         if finding["sequential"]:
             text += f" The sequential program is at {finding['sequential']}."
         lines.append(
@@ -60,6 +65,7 @@ def _annotations(check: Plain) -> list[str]:
 
 
 def _annotation(level: str, place: Place | None, title: str, text: str) -> str:
+    place = in_repository(place) or place
     where = [] if place is None else [f"file={_property(place.file)}", *([f"line={place.line}"] if place.line else [])]
     return f"::{level} {','.join([*where, f'title={_property(title)}'])}::{_data(text)}"
 

@@ -20,15 +20,22 @@ from graphguard.errors import UsageError
 from graphguard.graph.findings import KINDS, Finding, Place
 from graphguard.graph.ir import Source
 from graphguard.graph.listing import STATES, ListedProgram
+from graphguard.graph.paths import folded
 from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import excerpt
 from graphguard.render.explain import PAGES
+from graphguard.render.plain import spoils_text
+from graphguard.render.relations import Row
+from graphguard.render.relations import rows as folded_rows
 from graphguard.render.shown import ShownOutcome, ShownReport
 from graphguard.render.svg import svg
-from graphguard.render.terminal import spoiled_in_words
+from graphguard.render.terminal import count
 from graphguard.render.write import write_text
 
 MOST_FINDINGS = 20
+MANY = 12  # findings and outputs, from which on they are folded and searched
+_FEW_INPUTS = 8  # that are shown one by one
+_NAMED = re.compile(r"%\d+|work=\d+")  # tensors and works, by their names
 _VERDICTS = ("verified", "refuted", "unproven", "error")
 MOST_SCRIPT = 100_000  # characters
 
@@ -43,7 +50,9 @@ def page(report: ShownReport, name: str = "", expect: str | None = None) -> str:
     title = name or "GraphGuard report"
     aside = "" if expect in (None, report.verdict) else f" (expected {expect})"
     head = f'<header>{_badge(report)}<h1>{escape(title)}{escape(aside)}</h1><span class="soft">GraphGuard</span></header>'
-    return _document(f"{report.verdict}: {title}", head + _summary(report) + _operations(report) + _grounds(report))
+    head += f'<p class="facts soft">{escape(_facts(report))}</p>' if report.stats else ""
+    body = _finder(report) + _summary(report) + _operations(report) + _grounds(report)
+    return _document(f"{report.verdict}: {title}", head + body)
 
 
 def fragment(report: ShownReport) -> str:
@@ -72,6 +81,18 @@ def _badge(report: ShownReport) -> str:
     return _label(report.verdict, report.verdict + along)
 
 
+def _facts(report: ShownReport) -> str:
+    """On what, how long it took, and by which versions."""
+    stats = report.stats
+    said = [stats["mesh"]] if stats.get("mesh") else []
+    classes = stats.get("classes")
+    said.append(count(stats["ranks"], "rank") + (f" in {classes} {'class' if classes == 1 else 'classes'}" if classes else ""))
+    said.append(count(stats["ops"], "operation"))
+    said += [f"{phase} {value:.2f} s" for phase, value in stats["seconds"].items() if value is not None]
+    said += [f"{name} {version}" for name, version in stats.get("versions", {}).items()]
+    return " · ".join(said)
+
+
 def _label(kind: str, text: str) -> str:
     return f'<span class="verdict {escape(kind)}">{escape(text)}</span>'
 
@@ -80,29 +101,39 @@ def _summary(report: ShownReport) -> str:
     parts = [_finding(finding, number == 0) for number, finding in enumerate(report.findings[:MOST_FINDINGS])]
     if len(report.findings) > MOST_FINDINGS:
         parts.append(f"<p>and {len(report.findings) - MOST_FINDINGS} more findings</p>")
-    found = f"<section><h2>Findings</h2>{''.join(parts)}</section>" if parts else ""
+    guessed = "".join(f'<p class="law"><b>Guessed:</b> {escape(text)}</p>' for text in report.guesses)
+    found = f"<section><h2>Findings</h2>{guessed}{''.join(parts)}</section>" if parts else ""
     return found + _counterexample(report) + _relations(report)
+
+
+def _finder(report: ShownReport) -> str:
+    """A box that searches findings and outputs, where they are many."""
+    said = "Search findings and outputs"
+    many = len(report.findings) + len(report.relation) > MANY
+    return f'<input id="find" type="search" placeholder="{said}" aria-label="{said}">' if many else ""
 
 
 def _finding(finding: Finding, is_first: bool) -> str:
     """The first finding is open; the others are opened by a click."""
     phase = f" ({finding.phase})" if finding.phase else ""
+    phase += f", time {finding.turn[0]} of {finding.turn[1]}" if finding.turn else ""
     places = [("sequential", finding.sequential), ("distributed", finding.distributed)]
     if finding.at_one_line:
-        places = [("both", finding.sequential)]
+        places = [("both", finding.distributed)]
     sides = [_side(side, source, phase) for side, source in places if source is not None]
     told = {each.place for each in (finding.sequential, *finding.lines) if each is not None}
     others = {source.place: source for source in finding.sources if source.place not in told}
     sides += [_side("beside", source, "") for source in others.values()]
     repair = f"<p><b>Repair:</b> {escape(finding.repair)}</p>" if finding.repair else ""
-    spoiled = f"<p>{escape(spoiled_in_words(finding))}</p>" if finding.spoils else ""
+    spoiled = f"<p>{escape(spoils_text(finding.kind, finding.spoils))}</p>" if finding.spoils else ""
+    odd = "".join(f"<p><b>Unlike the others:</b> {escape(text)}</p>" for text in finding.odd)
     detail = f'<p class="soft">{escape(finding.detail)}</p>' if finding.detail else ""
     further = "".join(map(_further_place, finding.places))
     pictures = "".join(_holding(holding) for holding in finding.holdings)
     return (
-        f'<details class="card"{" open" if is_first else ""}><summary><b>{escape(finding.code)} {escape(finding.kind)}</b> '
-        f"{escape(finding.message)}</summary>"
-        f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}{spoiled}{detail}'
+        f'<details class="card found"{" open" if is_first else ""}><summary>'
+        f"<b>{escape(finding.code)} {escape(finding.kind)}</b> {escape(finding.message)}</summary>"
+        f'<p class="law">{escape(finding.law or KINDS[finding.kind].law)}</p>{repair}{odd}{spoiled}{detail}'
         f'<div class="sides">{"".join(sides)}</div><div class="sides">{pictures}</div>{further}'
         f'<p class="soft"><b>What to do.</b> {_with_code(PAGES[finding.kind].advice)}</p></details>'
     )
@@ -112,7 +143,7 @@ def _further_place(place: Place) -> str:
     text = next((line.text for line in excerpt(place.source, around=0) if line.marked), "")
     said = place.words[0].upper() + place.words[1:]
     return (
-        f'<details class="card"><summary><b>{said}</b> <span class="mono">{escape(str(place.source))}</span> '
+        f'<details class="card"><summary><b>{said}</b> <span class="mono">{escape(place.source.told)}</span> '
         f"<code>{escape(text)}</code></summary>"
         f'<div class="sides">{_side("distributed", place.source, "")}</div></details>'
     )
@@ -129,7 +160,7 @@ def _side(side: str, source: Source, phase: str) -> str:
         f"{escape(line.text)}</span>"
         for line in excerpt(source, around=3)
     )
-    where = f'<b>{escape(side)}</b> <span class="mono">{escape(str(source))}</span>{escape(inside + phase)}'
+    where = f'<b>{escape(side)}</b> <span class="mono">{escape(source.told)}</span>{escape(inside + phase)}'
     return f'<div class="side"><p>{where}</p>{f"<pre>{lines}</pre>" if lines else ""}</div>'
 
 
@@ -157,23 +188,36 @@ def _counterexample(report: ShownReport) -> str:
 
 
 def _relations(report: ShownReport) -> str:
-    rows = [
-        f"<tr><td class=mono>{escape(relation.text)}</td><td class=mono>{escape(relation.type or '')}</td></tr>"
-        for relation in report.relation.values()
-    ]
-    rows += [
-        f"<tr><td class=mono>{escape(text)}</td><td>conjecture, not proved</td></tr>" for text in report.conjecture.values()
-    ]
-    if not rows:
+    if len(report.relation) > MANY:
+        lines = [_row(row, report) for row in folded_rows(report.relation.values())]
+    else:
+        lines = [_relation(each.text, each.type or "") for each in report.relation.values()]
+    lines += [_relation(text, "conjecture, not proved") for text in report.conjecture.values()]
+    if not lines:
         return ""
     return (
         '<section><h2>Output relations</h2><div class="scroll"><table><tr><th>each output, rebuilt from the ranks</th>'
-        f"<th>held as</th></tr>{''.join(rows)}</table></div></section>"
+        f"<th>held as</th></tr>{''.join(lines)}</table></div></section>"
     )
 
 
+def _relation(text: str, held: str) -> str:
+    return f"<tr class=found><td class=mono>{escape(text)}</td><td class=mono>{escape(held)}</td></tr>"
+
+
+def _row(row: Row, report: ShownReport) -> str:
+    """Outputs that are held alike, opened by a click."""
+    if len(row.paths) == 1:
+        return _relation(row.text, row.type or "")
+    each = "".join(f"<div>{escape(report.relation[path].text)}</div>" for path in row.paths)
+    return f"<tr class=found><td class=mono><details><summary>{escape(row.text)}</summary>{each}</details></td><td></td></tr>"
+
+
 def _grounds(report: ShownReport) -> str:
-    found = [f"{name}: {text}" for name, text in report.parameters.items()]
+    alike: dict[str, list[str]] = {}
+    for name, text in report.parameters.items():
+        alike.setdefault(text, []).append(name)
+    found = [f"{', '.join(folded(names))}: {text}" for text, names in alike.items()]
     lists = {
         "Conditions": [str(condition) for condition in report.conditions],
         "Decisions by values": [str(choice) for choice in report.decisions],
@@ -215,6 +259,7 @@ def _operations(report: ShownReport) -> str:
         f"{without} Yellow: no description. Click a rank's operation to see its partner.</p>"
         '<div class="bar"><input id="search" type="search" placeholder="Search operations, files and relations  ( / )" '
         'aria-label="Search operations"><label><input id="lost" type="checkbox"> only without a relation</label>'
+        '<label><input id="sent" type="checkbox"> only communication</label>'
         f"{button}</div>"
         '<div class="panes"><div class="pane" id="sequential"><h3>sequential <span class="count soft"></span></h3>'
         '<div class="rows" tabindex="0"></div></div>'
@@ -225,11 +270,21 @@ def _operations(report: ShownReport) -> str:
 
 
 def _plain(program: ListedProgram, focus: Focus) -> dict[str, Any]:
-    rows = [
-        [each.number, each.text, str(each.source or ""), int(each.backward), STATES.index(each.state), each.relation]
-        for each in program.operations
-    ]
-    return {"name": program.name, "focus": focus.of(program), "operations": rows}
+    """modules: their paths, which operations name by number. Operations of one kind differ in the tensors alone."""
+    inputs = "inputs" if sum(each.operator == "input" for each in program.operations) > _FEW_INPUTS else ""
+    modules: dict[str, int] = {"": 0}
+    kinds: dict[object, int] = {}
+    lines: dict[tuple[str, int], str] = {}
+    rows = []
+    for each in program.operations:
+        state = STATES.index(each.state)
+        kind = kinds.setdefault((_NAMED.sub("%", each.text), each.backward, state), len(kinds))
+        module = modules.setdefault(inputs if each.operator == "input" else each.module, len(modules))
+        if each.source is not None and each.source.place not in lines:
+            lines[each.source.place] = str(each.source)
+        where = "" if each.source is None else lines[each.source.place]
+        rows.append([each.number, each.text, where, int(each.backward), state, each.relation, module, kind])
+    return {"name": program.name, "focus": focus.of(program), "modules": list(modules), "operations": rows}
 
 
 class Focus:
@@ -247,6 +302,7 @@ class Focus:
         backward = None if self.finding.phase is None else self.finding.phase == "backward"
         here = [each for each in program.operations if source is not None and each.source == source]
         here = [each for each in here if backward in (None, each.backward)] or here
+        here = [each for each in here if source is not None and each.module == source.module] or here
         broken = [each.number for each in here if each.state in ("unrelated", "undescribed")]
         return broken[0] if broken else here[-1].number if here else None
 

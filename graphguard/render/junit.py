@@ -60,7 +60,7 @@ def _details(check: Plain) -> list[str]:
     lines = [surprise(check)] if not as_expected(check) else []
     for finding in check["findings"]:
         lines.append(f"{finding['code']} {finding['kind']}: {finding_text(finding)}")
-        lines += [f"  {side} {finding[side]}" for side in ("sequential", "distributed") if finding[side]]
+        lines += [f"  {side} {finding[side]}" for side in ("module", "sequential", "distributed") if finding[side]]
     example = counterexample_text(check)
     return lines + ([example] if example else [])
 

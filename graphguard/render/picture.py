@@ -1,6 +1,6 @@
 """Who holds which part of a tensor, drawn in text: a box per tile, in it the ranks that have it.
 
-`=` joins ranks with equal copies, `+` ranks whose values are summands.
+`=` joins ranks with equal copies, `+` ranks whose values are summands; of a mean, a maximum and a minimum it is said.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from graphguard.graph.placement import Span, Spans
 from graphguard.graph.tensor_layout import TensorLayout
 
 MOST_COLUMNS, MOST_ROWS, MOST_RANKS = 4, 4, 4
+_REDUCED = {"avg": "mean", "max": "maximum", "min": "minimum"}
 _BOXES = {
     True: ("┌┬┐", "├┼┤", "└┴┘", "─", "│"),
     False: ("+++", "+++", "+++", "-", "|"),
@@ -21,14 +22,15 @@ def picture(holding: TensorLayout, unicode: bool = True) -> list[str]:
     return grid.lines()
 
 
-def members(summands: list[list[int]], factor: str | None = None, more: str = "…") -> str:
-    """`rank 0 = rank 2`, `rank 0 + rank 1`, `(0 = 2) + (1 = 3)`, `rank 0 = rank 1 = 1/2 × it`."""
+def members(summands: list[list[int]], factor: str | None = None, more: str = "…", reduce: str = "sum") -> str:
+    """`rank 0 = rank 2`, `rank 0 + rank 1`, `(0 = 2) + (1 = 3)`, `mean of rank 0, rank 1`, `rank 0 = rank 1 = 1/2 × it`."""
+    by, lead = (" + ", "") if reduce == "sum" else (", ", f"{_REDUCED[reduce]} of ")
     if len(summands) == 1:
         text = _joined([f"rank {rank}" for rank in summands[0]], " = ", more)
     elif all(len(copies) == 1 for copies in summands):
-        text = _joined([f"rank {copies[0]}" for copies in summands], " + ", more)
+        text = lead + _joined([f"rank {copies[0]}" for copies in summands], by, more)
     else:
-        text = _joined([f"({_joined(list(map(str, copies)), ' = ', more)})" for copies in summands], " + ", more)
+        text = lead + _joined([f"({_joined(list(map(str, copies)), ' = ', more)})" for copies in summands], by, more)
     return text if factor is None else f"{text} = {factor} × it"
 
 
@@ -46,7 +48,7 @@ def dims_of(tiles: list[Spans]) -> list[int]:
 class Grid:
     def __init__(self, holding: TensorLayout, unicode: bool):
         self.tiles = holding.tiles()
-        self.factor, self.unicode = holding.factor, unicode
+        self.factor, self.reduce, self.unicode = holding.factor, holding.reduce, unicode
         self.more = "…" if unicode else "..."
         cut = dims_of(list(self.tiles))
         self.column_dim = cut[-1] if cut else None
@@ -89,7 +91,7 @@ class Grid:
         if isinstance(row, str) or isinstance(column, str):
             return self.more
         here = [
-            members(summands, self.factor, self.more)
+            members(summands, self.factor, self.more, self.reduce)
             for tile, summands in self.tiles.items()
             if (row is None or tile[self._dim(self.row_dim)] == row)
             and (column is None or tile[self._dim(self.column_dim)] == column)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from graphguard.graph.paths import in_words
@@ -65,8 +66,18 @@ def surprise(check: Plain) -> str:
 def finding_text(finding: Plain) -> str:
     """A finding in one paragraph."""
     repair = f" Repair: {finding['repair']}" if finding["repair"] else ""
-    spoiled = f" {len(finding['spoils'])} more: {in_words(finding['spoils'])}." if finding["spoils"] else ""
-    return f"{finding['message']}. {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}{spoiled}"
+    spoiled = f" {spoils_text(finding['kind'], finding['spoils'])}." if finding["spoils"] else ""
+    odd = "".join(f" Unlike the others: {text}." for text in finding["odd"])
+    inside = f" It is in {finding['module']}." if finding["module"] else ""
+    return f"{finding['message']}.{inside} {finding['law']}{'' if finding['law'].endswith('.') else '.'}{repair}{odd}{spoiled}"
+
+
+def spoils_text(kind: str, paths: Sequence[str]) -> str:
+    """What else is wrong because of a fault, or open because of what stopped a proof."""
+    many = len(paths)
+    what = "more output" if many == 1 else "more outputs"
+    said = "open for the same reason" if kind == "relation-lost" else "wrong because of it"
+    return f"{many} {what} {'is' if many == 1 else 'are'} {said}: {in_words(paths)}"
 
 
 def counterexample_text(check: Plain) -> str | None:

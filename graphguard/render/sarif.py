@@ -25,6 +25,7 @@ from graphguard.render.plain import (
     place_of,
 )
 from graphguard.render.plain import surprise as surprise_text
+from graphguard.render.repository import in_repository
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {"refuted": "error", "unproven": "warning", "verified": "note"}
@@ -72,6 +73,7 @@ def _rule(code: str) -> dict[str, Any]:
 
 def _result(check: Plain, finding: Plain, index: int) -> dict[str, Any]:
     sequential, distributed = place_of(finding["sequential"]), place_of(finding["distributed"])
+    shown = _shown_at(distributed or sequential, check)
     text = f"{name_of(check)}: {finding_text(finding)}"
     example = counterexample_text(check)
     result: dict[str, Any] = {
@@ -79,21 +81,28 @@ def _result(check: Plain, finding: Plain, index: int) -> dict[str, Any]:
         "ruleIndex": index,
         "level": _LEVELS[check["verdict"]],
         "message": {"text": text if example is None else f"{text} {example}"},
-        "locations": [_location(place) for place in (distributed or sequential or home_of(check),) if place is not None],
+        "locations": [_location(shown, finding["module"])] if shown is not None else [],
         "properties": {"check": name_of(check), "verdict": check["verdict"], "phase": finding["phase"]},
     }
     others = [place_of(source) for source in finding["sources"]]
     flow = [place for place in dict.fromkeys([sequential, *reversed(others), distributed]) if place is not None]
     both = sequential is not None and distributed is not None
-    related = [(sequential, "the sequential program")] if both else []
-    related += [(place_of(each["distributed"]), PLACES[each["kind"]]) for each in finding["places"]]
+    related = [(sequential, finding["sequential_module"], "the sequential program")] if both else []
+    related += [(place_of(each["distributed"]), each["module"], PLACES[each["kind"]]) for each in finding["places"]]
     if related:
-        result["relatedLocations"] = [{**_location(place), "message": {"text": said}} for place, said in related if place]
+        result["relatedLocations"] = [
+            {**_location(place, module), "message": {"text": said}} for place, module, said in related if place
+        ]
     if len(flow) > 1:
         result["codeFlows"] = [{"threadFlows": [{"locations": [{"location": _location(place)} for place in flow]}]}]
     if as_expected(check):
         result["suppressions"] = [{"kind": "inSource", "justification": f"the check expects to be {check['expect']}"}]
     return result
+
+
+def _shown_at(place: Place | None, check: Plain) -> Place | None:
+    """A fault in a library is shown at the check."""
+    return place if in_repository(place) is not None else home_of(check) or place
 
 
 def _notifications(check: Plain) -> list[dict[str, Any]]:
@@ -119,7 +128,11 @@ def _conditional(check: Plain, condition: Plain) -> dict[str, Any]:
     return {"level": level, "message": {"text": text}, **({"locations": [_location(place)]} if place else {})}
 
 
-def _location(place: Place) -> dict[str, Any]:
+def _location(place: Place, module: str | None = None) -> dict[str, Any]:
+    """A line, and which module of the model runs it."""
     region = {"region": {"startLine": place.line}} if place.line else {}
+    place = in_repository(place) or place
     uri = quote(place.file.replace("\\", "/"), errors="surrogateescape")
-    return {"physicalLocation": {"artifactLocation": {"uri": f"file://{uri}" if uri.startswith("/") else uri}, **region}}
+    inside = {"logicalLocations": [{"fullyQualifiedName": module, "kind": "module"}]} if module else {}
+    artifact = {"uri": f"file://{uri}" if uri.startswith("/") else uri}
+    return {"physicalLocation": {"artifactLocation": artifact, **region}, **inside}

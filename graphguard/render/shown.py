@@ -24,6 +24,7 @@ class ShownReport(Protocol):
     assumptions: list[str]
     notes: list[str]
     parameters: dict[str, str]
+    guesses: list[str]
     opaque: list[str]
     stats: dict[str, Any]
     conditions: tuple[Condition, ...]

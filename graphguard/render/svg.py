@@ -62,7 +62,7 @@ def _tile(box: tuple[float, float, float, float], here: list[list[list[int]]], h
     x, y, width, height = box
     summands = here[0]
     hue = "" if alone else f' style="--h:{_HUES[summands[0][0] % len(_HUES)]}"'
-    text = members(summands, holding.factor) if len(here) == 1 else f"{len(here)} tiles"
+    text = members(summands, holding.factor, reduce=holding.reduce) if len(here) == 1 else f"{len(here)} tiles"
     fits = 6.6 * len(text) <= width - 6
     shown = text if fits else "+".join(str(copies[0]) for copies in summands) if len(summands) > 1 else str(summands[0][0])
     if 6.6 * len(shown) > width - 6:

@@ -14,20 +14,15 @@ from typing import NamedTuple, TextIO
 from graphguard.engine.proof import Relation
 from graphguard.graph.findings import KINDS, Finding, Place
 from graphguard.graph.ir import Source
-from graphguard.graph.paths import in_words as paths_in_words
 from graphguard.graph.tensor_layout import TensorLayout
 from graphguard.render.excerpt import SourceLine, excerpt
 from graphguard.render.picture import picture
+from graphguard.render.plain import spoils_text
+from graphguard.render.relations import rows
 from graphguard.render.shown import SHOWN_CONDITIONS, ShownOutcome, ShownReport
 
-SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHOWN_TEXTS = (
-    12,
-    3,
-    4,
-    3,
-    2,
-    6,
-)  # of a text that is not verbose
+# of a text that is not verbose
+SHOWN_RELATIONS, SHOWN_BESIDE, SHOWN_FINDINGS, SHOWN_PLACES, SHOWN_HOLDINGS, SHOWN_TEXTS, SHOWN_ODD = 12, 3, 4, 3, 2, 6, 2
 _STYLES = {
     "verified": "1;32", "refuted": "1;31", "unproven": "1;33", "error": "1;31", "head": "1", "dim": "2", "mark": "1;36",
 }  # fmt: skip
@@ -140,7 +135,7 @@ def report_lines(report: ShownReport, look: Look) -> list[Line]:
     if not report.findings:
         lines = _relations(list(report.relation.values()), look, SHOWN_RELATIONS)
     else:
-        lines = _findings(report.findings, look)
+        lines = [*_guesses(report), *_findings(report.findings, look)]
     if report.counterexample is not None:
         lines += [[], *([Piece(text)] for text in report.counterexample.lines())]
     if report.findings and report.relation:
@@ -150,17 +145,27 @@ def report_lines(report: ShownReport, look: Look) -> list[Line]:
     if len(report.conditions) > SHOWN_CONDITIONS or (report.conditions and not report.verified):
         lines += _texts("where: ", [str(condition) for condition in report.conditions], look)
     rest = _texts("decided: ", [str(each) for each in report.decisions], look)
-    rest += [*_texts("note: ", report.notes, look), *_texts("assumed: ", report.assumptions, look)]
+    told = report.guesses if report.findings else ()  # above
+    assumed = [text for text in report.assumptions if text not in told]
+    rest += [*_texts("note: ", report.notes, look), *_texts("assumed: ", assumed, look)]
     if look.verbose:
         rest += _texts("parameter ", [f"{name}: {found}" for name, found in report.parameters.items()], look)
     rest += _stats(report)
     return lines + ([[]] if report.findings and rest else []) + rest
 
 
+def _guesses(report: ShownReport) -> list[Line]:
+    """That a verdict rests on layouts that nobody stated."""
+    return [[Piece("guessed: ", "head"), Piece(text)] for text in report.guesses]
+
+
 def _relations(relations: Sequence[Relation], look: Look, most: int) -> list[Line]:
-    most = len(relations) if look.verbose else most
-    lines = [[Piece(relation.text), *_type(relation, look)] for relation in relations[:most]]
-    return lines + _and_more(len(relations) - most, "outputs; -v shows all")
+    """Each output, or those that are held alike in one row, if they are too many."""
+    if look.verbose or len(relations) <= most:
+        return [[Piece(relation.text), *_type(relation, look)] for relation in relations]
+    told, left = (found := rows(relations))[:most], found[most:]
+    lines = [[Piece(row.text)] for row in told]
+    return lines + _and_more(sum(len(row.paths) for row in left), "outputs; -v shows all")
 
 
 def _type(relation: Relation, look: Look) -> Line:
@@ -176,23 +181,15 @@ def _findings(findings: Sequence[Finding], look: Look) -> list[Line]:
         lines += [[], [Piece(f"and {'another finding' if len(others) == 1 else f'{len(others)} other findings'}", "head")]]
     for finding in others[: SHOWN_FINDINGS - 1]:
         where = finding.distributed or finding.sequential
-        lines.append([Piece(f"  {finding}"), *([Piece(f"   {where}", "dim")] if where else [])])
-        lines += [[Piece(f"    {spoiled_in_words(finding)}")]] if finding.spoils else []
+        lines.append([Piece(f"  {finding}"), *([Piece(f"   {where.told}", "dim")] if where else [])])
+        lines += [[Piece(f"    {spoils_text(finding.kind, finding.spoils)}")]] if finding.spoils else []
     return lines + _and_more(len(others) - SHOWN_FINDINGS + 1, "findings; -v shows all", "  ")
-
-
-def spoiled_in_words(finding: Finding) -> str:
-    """What else is wrong because of a fault, or open because of what stopped a proof."""
-    many = len(finding.spoils)
-    what = "more output" if many == 1 else "more outputs"
-    said = "open for the same reason" if finding.kind == "relation-lost" else "wrong because of it"
-    return f"{many} {what} {'is' if many == 1 else 'are'} {said}: {paths_in_words(finding.spoils)}"
 
 
 def _further_place(place: Place, look: Look) -> Line:
     text = next((line.text for line in excerpt(place.source, 0) if line.marked), "")
     bar = "│" if look.unicode else "|"
-    return [Piece(f"{place.words} ", "head"), Piece(f"{place.source}"), *([Piece(f"  {bar} {text}", "code")] if text else [])]
+    return [Piece(f"{place.words} ", "head"), Piece(place.source.told), *([Piece(f"  {bar} {text}", "code")] if text else [])]
 
 
 def _in_full(finding: Finding, look: Look) -> list[Line]:
@@ -205,6 +202,8 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
         lines.append([Piece("why: ", "dim"), Piece(finding.law)])
     if finding.repair is not None:
         lines.append([Piece("repair: ", "head"), Piece(finding.repair)])
+    odd = finding.odd if look.verbose else finding.odd[:SHOWN_ODD]
+    lines += [[Piece("unlike the others: ", "head"), Piece(text)] for text in odd]
     if finding.detail is not None and (look.verbose or finding.kind == "relation-lost"):
         lines.append([Piece("proof: ", "dim"), Piece(finding.detail)])
     places = _places(finding, look)
@@ -216,33 +215,39 @@ def _in_full(finding: Finding, look: Look) -> list[Line]:
         }  # of one name, and held alike
         lines += [[]] + [line for each in alike.values() for line in each]
     places = [_further_place(place, look) for place in (finding.places if look.verbose else finding.places[:SHOWN_PLACES])]
-    places += [[Piece(spoiled_in_words(finding))]] if finding.spoils else []
+    places += [[Piece(spoils_text(finding.kind, finding.spoils))]] if finding.spoils else []
     return lines + ([[], *places] if places else [])
 
 
 def _places(finding: Finding, look: Look) -> list[Line]:
-    phase = f" ({finding.phase})" if finding.phase else ""
-    if finding.sequential is not None and finding.at_one_line:
-        lines = _place("both", finding.sequential, phase, look)
+    if finding.distributed is not None and finding.at_one_line:
+        lines = _place("both", finding.distributed, finding.phase, look, finding.turn)
     else:
         lines = [
             line
-            for side, source in (("sequential", finding.sequential), ("distributed", finding.distributed))
+            for side, source, turn in (
+                ("sequential", finding.sequential, None),
+                ("distributed", finding.distributed, finding.turn),
+            )
             if source is not None
-            for line in _place(side, source, phase, look)
+            for line in _place(side, source, finding.phase, look, turn)
         ]
     told = {each.place for each in (finding.sequential, *finding.lines) if each is not None}
     others = list({source.place: source for source in finding.sources if source.place not in told}.values())
     ranks = _ranks(finding.ranks)
     if look.verbose or KINDS[finding.kind].of_communication:
         most = len(others) if look.verbose else 1
-        lines += [line for source in others[:most] for line in _place("also", source, "", look)]
+        lines += [line for source in others[:most] for line in _place("also", source, None, look)]
     return lines + ([[Piece(f"seen on {ranks}")]] if ranks and look.verbose else [])
 
 
-def _place(side: str, source: Source, phase: str, look: Look) -> list[Line]:
+def _place(side: str, source: Source, phase: str | None, look: Look, turn: tuple[int, int] | None = None) -> list[Line]:
     inside = f" in {source.function}" if source.function and source.function != "<module>" else ""
-    head = [Piece(side.ljust(13), "head"), Piece(f"{source}{inside}{phase}")]
+    said = f"{source}{inside}{f' ({phase})' if phase else ''}"
+    if source.module:
+        said = f"{source.module} ({source}{inside}{f', {phase}' if phase else ''})"
+    said += f", time {turn[0]} of {turn[1]}" if turn is not None else ""
+    head = [Piece(side.ljust(13), "head"), Piece(said)]
     return [head, *(_code(line, look) for line in excerpt(source))]
 
 

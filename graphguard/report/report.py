@@ -63,7 +63,7 @@ class Choice:
         return {"text": self.text, "ways": self.ways, "seen": self.seen}
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The answer to one check.
 
@@ -82,6 +82,8 @@ class Report:
     stopped: limits of work that were reached, and what they may have left open.
     paths: along how many paths the verdict holds, for programs that read values; None if it is for all inputs.
     decisions: what the sequential program decides by values, which says what a path is.
+    guesses: how the ranks' parameters are taken to be split because of their shapes alone; of a refuted check, also with which
+    other layout nothing differs.
     """
 
     verdict: str
@@ -98,6 +100,7 @@ class Report:
     stopped: tuple[Stop, ...] = ()
     paths: int | None = None
     decisions: tuple[Choice, ...] = ()
+    guesses: list[str] = field(default_factory=list)
     make_listing: Callable[[], list[ListedProgram]] | None = field(default=None, repr=False, compare=False)
     programs: list[ListedProgram] | None = field(default=None, repr=False, compare=False)
 
@@ -140,6 +143,18 @@ class Report:
         more = len(self.conditions) - len(said)
         return f" where {' and '.join(said)}{f', and {more} more' if more else ''}"
 
+    @property
+    def gist(self) -> str:
+        """The verdict and the first finding in one line: `refuted: GG202 at layers.2.mlp (tp.py:37): out: ...`."""
+        if not self.findings:
+            return self.headline
+        first = self.findings[0]
+        where = first.distributed or first.sequential
+        return f"{self.headline}: {first.code}{f' at {where.told}' if where is not None else ''}: {first.message}"
+
+    def __repr__(self) -> str:
+        return f"<Report {self.gist}>"
+
     def raise_if_not_verified(self) -> None:
         """Raise a `NotVerifiedError` that has the report."""
         if not self.verified:
@@ -159,6 +174,7 @@ class Report:
             "decisions": [choice.to_plain() for choice in self.decisions],
             "notes": self.notes,
             "parameters": self.parameters,
+            "guesses": self.guesses,
             "opaque": self.opaque,
             "stopped": [stop.to_plain() for stop in self.stopped],
             "stats": self.stats,

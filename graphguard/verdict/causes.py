@@ -78,7 +78,9 @@ def _cause(about: Finding, suspects: Sequence[Suspicion], spoiled: Sequence[Find
     if about.distributed is not None and all(about.distributed.place != e.place.place for e in suspects[: MOST_PLACES + 1]):
         named.append(Place("stops", about.distributed))
     if about.distributed is not None and about.distributed.place == first.place.place:
-        return replace(about, spoils=outputs, places=tuple(named))
+        here = about.distributed.inside(first.place.module)
+        turn = about.turn if about.distributed.module == here.module else None
+        return replace(about, distributed=here, turn=turn, spoils=outputs, places=tuple(named))
     parting = judgement.counterexample.parting if judgement.counterexample is not None else None
     parts_here = parting is not None and parting.distributed is not None and parting.distributed.place == first.place.place
     return replace(
@@ -89,6 +91,7 @@ def _cause(about: Finding, suspects: Sequence[Suspicion], spoiled: Sequence[Find
         law=first.text if about.detail is None and about.kind != "unexpected-relation" else None,
         holdings=(),
         sources=(),
+        turn=None,
         spoils=outputs,
         places=tuple(named),
     )

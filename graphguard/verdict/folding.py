@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from graphguard.graph.findings import Finding
+from graphguard.graph.paths import in_one
 
 
 def alike(findings: Iterable[Finding]) -> list[Finding]:
@@ -16,4 +17,12 @@ def alike(findings: Iterable[Finding]) -> list[Finding]:
         where = None if each.distributed is None else each.distributed.place
         key = (each.kind, said, each.ranks) if where is None else (each.kind, where)
         groups.setdefault(key, []).append(each)
-    return [replace(first, spoils=tuple(e.output for e in rest if e.output)) for first, *rest in groups.values()]
+    return [_one(group) for group in groups.values()]
+
+
+def _one(group: list[Finding]) -> Finding:
+    first, *rest = group
+    where = first.distributed
+    if where is not None:  # one line, in all modules that run it
+        where = where.inside(in_one(each.distributed.module for each in group if each.distributed is not None))
+    return replace(first, distributed=where, spoils=tuple(each.output for each in rest if each.output))

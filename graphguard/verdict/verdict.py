@@ -17,6 +17,7 @@ from graphguard.render.shown import SHOWN_CONDITIONS
 from graphguard.report.report import OutputRelation, Report
 from graphguard.verdict.causes import findings_of
 from graphguard.verdict.headline import of_open_ends
+from graphguard.verdict.siblings import odd_outputs
 
 if TYPE_CHECKING:
     from graphguard.verdict.judge import Judgement
@@ -42,6 +43,7 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
         report.relation = OutputRelation({path: each for path, each in proof.relations.items() if path not in judgement.kinds})
         report.conditions = tuple(each for each in proof.conditions if not report.relation.keys().isdisjoint(each.outputs))
         report.findings = findings_of(suited([*proof.findings, *_undefined(proof, judgement)], judgement), judgement)
+        report.findings[:1] = [replace(each, odd=tuple(odd_outputs(proof))) for each in report.findings[:1]]
         report.notes += _not_proved(proof, judgement)
     elif proof.proved:
         report.notes += _unexecuted(judgement, "the verdict rests on the proof alone")

@@ -259,4 +259,4 @@ def test_a_test_with_parameters_is_a_test_for_each_row(folder):
         "test_block[tp=2]": "PASSED", "test_block[tp=4]": "FAILED", "test_caught[tp=4]": "PASSED",
         "test_both[tp=2-2]": "FAILED", "test_both[tp=2-0]": "PASSED",
     }  # fmt: skip
-    assert "the check test_block[tp=4] is refuted, but verified is expected" in done.stdout
+    assert "the check test_block[tp=4] is expected to be verified" in done.stdout

@@ -110,7 +110,7 @@ def test_along_an_axis_of_one_rank_nothing_is_placed():
         ((REPLICATE, REPLICATE), "f32[8, 64]"),
         ((REPLICATE, Shard(1)), "f32[8, 64@tp]"),
         ((Shard(0), Shard(0)), "f32[8@dp@tp, 64]"),
-        ((Shard(0), Partial("avg")), "f32[8@dp, 64] partial@tp"),
+        ((Shard(0), Partial("avg")), "f32[8@dp, 64] avg@tp"),
         ((SUM, SUM), "f32[8, 64] partial@dp,tp"),
     ],
 )

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -317,6 +318,51 @@ def test_a_browser_opens_a_large_page_at_the_break_and_a_link_to_a_search(tmp_pa
     assert dom.count('class="operation related"') < 700
     dom = browse(path, "#search=op4999")
     assert "1 of 5000 operations" in dom and dom.count('class="operation related"') == 2
+
+
+def layered(wrong):
+    """Operations of layers, one of which is wrong, with something of the model itself between them."""
+    operations, number = [], 0
+    for layer in range(32):
+        for module, line in (
+            (f"model.layers.{layer}.up", 3),
+            (f"model.layers.{layer}.up", 3),
+            (f"model.layers.{layer}", 4),
+            ("", 9),
+        ):
+            source = Source("model.py", line).inside(module)
+            state = "unrelated" if layer == wrong and line == 4 else "related"
+            text = f"%{number}: f32[2] = aten.op{line}(%{max(0, number - 1)})"
+            operations.append(Operation(number, f"aten.op{line}", text, source, False, state, ""))
+            number += 1
+    return ListedProgram("sequential", (), tuple(operations))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_browser_folds_equal_layers_and_opens_the_one_that_is_wrong(tmp_path):
+    programs = [layered(17), replace(layered(17), name="ranks 0, 1", ranks=(0, 1))]
+    source = next(each.source for each in programs[0].operations if each.state == "unrelated")
+    finding = Finding("relation-lost", "it stops", sequential=source, distributed=source)
+    path = tmp_path / "page.html"
+    path.write_text(page(Report("unproven", findings=[finding], programs=programs)))
+    dom = browse(path)
+    assert dom.count("model.layers.0 … model.layers.16") == 2 and dom.count("×17") == 2
+    assert dom.count("model.layers.18 … model.layers.31") == 2 and dom.count("×14") == 2
+    assert dom.count('class="operation unrelated focus"') == 2 and dom.count(">model.layers.17<") == 2
+    dom = browse(path, "#search=layers.3.up")
+    assert "2 of 128 operations" in dom and "model.layers.3.up (model.py:3)" in dom
+
+
+def test_a_page_folds_outputs_and_parameters_and_says_what_it_is_of():
+    paths = [f"grads.h.{n}.weight" for n in range(20)]
+    relations = OutputRelation({path: Relation(path, f"{path} = ...", (("tp", "Shard(0)"),)) for path in paths})
+    seconds = {"capture": 1.0, "proof": 2.0, "oracle": None}
+    stats = {"ops": 7, "ranks": 4, "classes": 1, "mesh": "tp=4", "seconds": seconds, "versions": {"torch": "2.13.0"}}
+    names = {path.removeprefix("grads."): "Shard(0) on tp, as params= states" for path in paths}
+    text = page(Report("verified", relations, parameters=names, stats=stats))
+    assert "<summary>grads.h.*.weight: Shard(0) on tp   (20 outputs)</summary>" in text and 'id="find"' in text
+    assert "<li>h.*.weight: Shard(0) on tp, as params= states</li>" in text
+    assert "tp=4 · 4 ranks in 1 class · 7 operations · capture 1.00 s · proof 2.00 s · torch 2.13.0" in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

@@ -155,12 +155,26 @@ def test_verbose_shows_every_finding_with_its_lines(refuted):
 
 
 def test_many_relations_and_assumptions_are_cut_short():
-    many = {f"y{n}": Relation(f"y{n}", f"y{n} = rank0.y{n}", type="f32[2]") for n in range(25)}
+    many = {f"y{n}": Relation(f"y{n}", f"y{n} = rank{n}.y{n}", type="f32[2]") for n in range(25)}
     report = Report("verified", OutputRelation(many), assumptions=[f"number {n}" for n in range(8)])
     assert "... and 13 more outputs; -v shows all" in report.lines() and len(report.lines(verbose=True)) == 33
     assert "... and 2 more assumptions; -v shows all" in report.lines()
     assert report.lines(verbose=True)[0] == "y0 = rank0.y0   : f32[2]"
     assert len(str(report.relation).splitlines()) == 25
+
+
+def test_outputs_that_are_held_alike_are_one_row():
+    paths = [f"grads.h.{layer}.{name}.weight" for layer in range(50) for name in ("q_proj", "k_proj", "norm")]
+    placed = {path: "Replicate" if "norm" in path else "Shard(0)" for path in paths}
+    many = {path: Relation(path, f"{path} = ...", (("dp", "Replicate"), ("tp", placed[path]))) for path in paths}
+    many["loss"] = Relation("loss", "loss = mean(rank0.loss, rank1.loss)", (("dp", 'Partial("avg")'), ("tp", "Replicate")))
+    report = Report("verified", OutputRelation(many))
+    assert report.lines() == [
+        "grads.h.*.{q_proj,k_proj}.weight: Shard(0) on tp   (100 outputs)",
+        "grads.h.*.norm.weight: whole on every rank   (50 outputs)",
+        "loss = mean(rank0.loss, rank1.loss)",
+    ]
+    assert len(report.lines(verbose=True)) == 151
 
 
 def test_what_is_unproven_says_what_to_do():
@@ -355,6 +369,37 @@ def test_github_annotates_what_is_not_as_expected(refuted):
     assert lines[2].endswith("title=model.py%3A%3Abiased::model.py::biased is verified, but refuted is expected")
     assert lines[3].endswith("title=model.py%3A%3Abiased could not run::100%25%0Afailed")
     assert lines[4].startswith("::warning file=model.py,line=8,") and len(lines) == 5
+
+
+def test_annotations_are_told_from_the_root_of_the_repository(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    below = tmp_path / "src" / "net"
+    below.mkdir(parents=True)
+    (below / "model.py").write_text(PROGRAM)
+    monkeypatch.chdir(below)
+    own, library = Source(str(below / "model.py"), 8), Source("/site-packages/lib/layers.py", 3)
+    plain = to_plain([outcome(Report("refuted", findings=[Finding("race", "m", distributed=each)])) for each in (own, library)])
+    first, second = github(plain).splitlines()
+    assert first.startswith("::error file=src/net/model.py,line=8,") and "It is at" not in first
+    assert second.startswith("::error file=src/net/model.py,line=3,") and "It is at lib/layers.py:3." in second  # the check
+    (run,) = sarif(plain)["runs"]
+    places = [result["locations"][0]["physicalLocation"] for result in run["results"]]
+    assert [place["artifactLocation"]["uri"] for place in places] == ["src/net/model.py"] * 2
+    assert [place["region"]["startLine"] for place in places] == [8, 3]
+
+
+def test_inputs_that_are_filled_alike_are_told_together():
+    names = [f"params.h.{n}.{kind}.weight" for n in range(8) for kind in ("up", "down")]
+    shapes = {"x": (4, 6)} | {name: (8, 6) if "up" in name else (6, 8) for name in names}
+    inputs = (*(f"{name} small whole numbers" for name in names), "x[0, 1] = 1", "0 elsewhere")
+    lines = replace(EXAMPLE, shapes=shapes, inputs=inputs).lines()
+    assert "  inputs       params.h.*.{up,down}.weight small whole numbers, x[0, 1] = 1, 0 elsewhere" in lines
+    assert "  shapes       x [4, 6], params.h.*.up.weight [8, 6], params.h.*.down.weight [6, 8]" in lines
+
+
+def test_means_are_drawn_as_means():
+    mean = TensorLayout("t", "float32", (4,), Mesh.of({"dp": 2}), (0, 1), parse(["Partial(avg)"]))
+    assert mean.type == "f32[4] avg@dp" and "│ mean of rank 0, rank 1 │" in picture(mean)
 
 
 # ---------------------------------------------------------------------- pages

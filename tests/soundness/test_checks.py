@@ -447,7 +447,7 @@ def test_a_test_that_is_a_check_fails_unless_its_verdict_is_the_expected_one(fol
         "test_x.py::test_missed": "FAILED", "test_x.py::test_drops": "FAILED", "test_x.py::test_returns_nothing": "FAILED",
         "test_x.py::TestClass::test_method": "FAILED",
     }  # fmt: skip
-    assert "the check test_bad is refuted, but verified is expected" in done.stdout and "1 skipped" in done.stdout
+    assert "the check test_bad is expected to be verified" in done.stdout and "1 skipped" in done.stdout
 
 
 def test_without_the_plugin_pytest_is_told_that_a_check_is_no_test(folder):

@@ -13,6 +13,8 @@ from graphguard.capture.front import Captured, Problem, Progress, mesh_of, requi
 from graphguard.capture.torch.program import PARAMETERS, FunctionProgram, ModelProgram, binds
 from graphguard.capture.torch.relation.dtensors import needed_parts, of_dtensors, other_shapes
 from graphguard.capture.torch.relation.inputs import Input, bounds_of
+from graphguard.capture.torch.relation.made_parameters import MadeParameter
+from graphguard.capture.torch.relation.other_layouts import in_code, other_layouts
 from graphguard.capture.torch.relation.outputs import expectations
 from graphguard.capture.torch.relation.parameters import (
     Parameters,
@@ -75,6 +77,16 @@ class TorchFrontEnd:
     def on(self, mesh: Mesh) -> TorchFrontEnd:
         """The same programs on other ranks."""
         return replace(self, subject=replace(self.subject, mesh=mesh))
+
+    def other_layouts(self, problem: Problem) -> Iterator[tuple[str, Problem]]:
+        """The same with other layouts of the parameters of which only shapes speak, each as the user would state it."""
+        captured = problem.captured
+        parameters = self._parameters(captured)
+        if any(isinstance(found, MadeParameter) for found in parameters.values()):
+            return  # whose gradients were written into the sequential program
+        for stated in other_layouts(parameters, captured.sequential, self.mesh):
+            known = {} if self.params == "auto" else self.params
+            yield in_code(stated), replace(self, params={**known, **stated})._stated(captured)
 
     def problems_along(
         self, paths: int, seed: int, opaque: frozenset[str], progress: Progress | None = None

@@ -68,6 +68,7 @@ class ModelProgram:
             if not isinstance(module, torch.nn.Module):
                 raise UsageError(f"{self.role}= returned {type(module).__name__}, not a module")
         construction = len(recorder.graph.nodes)
+        recorder.sources.modules.add(module)
         with recorder:
             firsts: dict[int, str] = {}
             owners: dict[str, int] = {}

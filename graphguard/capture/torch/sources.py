@@ -1,4 +1,4 @@
-"""Which line of the user's files an operation comes from."""
+"""Which line of the user's files an operation comes from, and which module of the model runs it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import CodeType, FrameType
 
 import torch
 import typing_extensions
 
 import graphguard
+from graphguard.capture.torch.wrappers import named_modules
+from graphguard.graph.cells import COMMAND, is_command
 from graphguard.graph.ir import Source
 
 _OURS = os.path.dirname(graphguard.__file__) + os.sep
@@ -28,44 +31,84 @@ _HIDDEN = (
     threading.__file__,
     typing_extensions.__file__,
     "<frozen ",
-    "<string>",
+    *(() if is_command() else (COMMAND,)),  # made by libraries, unless it is the program
     "<eval_with_key>",
 )
 # What called these is not the program's: a command line, a test runner.
 _ENTRIES = {os.path.join(os.path.dirname(__file__), file) for file in ("program.py", "session.py")}
 MOST_CALLERS = 5  # lines of the user's that led to an operation, the nearest one included
 _BACKWARD_ENTRY = torch.autograd.graph._engine_run_backward.__code__
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
 def is_user_file(file: str) -> bool:
     return not file.startswith(_HIDDEN)
 
 
+class ModulePaths:
+    """What modules are called: as the outermost module that is called has them, or the one that is checked."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.nn.Module, str]] = {}  # by identity, which is kept by keeping the module
+
+    def add(self, root: torch.nn.Module) -> None:
+        for path, module in named_modules(root):
+            self._known.setdefault(id(module), (module, path))
+
+    def of(self, call: FrameType | None) -> str:
+        """Of the module that is called in a frame."""
+        if call is None:
+            return ""
+        module = call.f_locals["self"]
+        known = self._known.get(id(module))
+        if known is None:
+            calls = [call, *_calls_outside(call)]
+            self.add(calls[-1].f_locals["self"])
+            # one that no module holds has the path of the one that calls it
+            known = self._known.setdefault(id(module), (module, self.of(calls[1] if len(calls) > 1 else None)))
+        return known[1]
+
+
+def _calls_outside(frame: FrameType) -> Iterator[FrameType]:
+    """The calls of modules that led to a frame."""
+    outer = frame.f_back
+    while outer is not None and outer.f_code.co_filename not in _ENTRIES:
+        if outer.f_code is _MODULE_CALL:
+            yield outer
+        outer = outer.f_back
+
+
 class SourceTracker:
     """Forward operations have the nearest user frame. Backward ones have the line of the forward operation whose gradient
     they compute, found by autograd's sequence number, unless they run in a `backward` (or recomputed forward) of the user.
-    Where no user code is involved, the last known line stands."""
+    Where no user code is involved, the last known line stands. The module is the innermost that is being called; of a
+    backward that the user wrote, the one that called its forward."""
 
     def __init__(self) -> None:
         self._by_sequence: dict[int, Source] = {}
         self._known: list[Source | None] = [None]
-        self._numbers: dict[
-            tuple[str, int, int], int
-        ] = {}  # by file, line and the number of the caller, which is quick to hash
+        # by file, line, the number of the caller, which is quick to hash, and module
+        self._numbers: dict[tuple[str, int, int, str], int] = {}
         self._hides: dict[str, bool] = {}
         self._last: Source | None = None
+        self._module = ""  # that ran what was looked at last
+        self.modules = ModulePaths()
 
     def here(self) -> tuple[Source | None, bool]:
         """The source of the operation being dispatched, and whether it belongs to a backward pass."""
         node = torch._C._current_autograd_node()
         if node is None:
             source = self.nearest()
+            if source is None and self._last is not None:
+                source = self._last.inside(self._module)
         else:
-            source = self.nearest(stop_at_engine=True)
+            source, forward = self.nearest(stop_at_engine=True), self._by_sequence.get(node._sequence_nr())
             if source is None:
-                source = self._by_sequence.get(node._sequence_nr()) or self.nearest()
+                source = forward or self.nearest()
                 self._last = source or self._last
                 return self._last, True
+            if forward is not None and not source.module:
+                source = source.inside(forward.module)
         if source is not None:
             # autograd made its node for this operation just before it was dispatched; if it made none, the number is that of
             # an earlier one, which has its line
@@ -81,28 +124,35 @@ class SourceTracker:
 
     def nearest(self, stop_at_engine: bool = False) -> Source | None:
         frame: FrameType | None = sys._getframe(2)
-        found: list[FrameType] = []
-        while frame is not None and len(found) < MOST_CALLERS:
+        found: list[tuple[FrameType, int]] = []  # each with how many calls of modules are inside of it
+        calls: list[FrameType] = []
+        while frame is not None and (len(found) < MOST_CALLERS or len(calls) <= found[MOST_CALLERS - 1][1]):
             code = frame.f_code
             file = code.co_filename
             hidden = self._hides.get(file)
             if hidden is None:
                 hidden = self._hides[file] = file.startswith(_HIDDEN)
-            if hidden:
-                if (stop_at_engine and code is _BACKWARD_ENTRY) or file in _ENTRIES:
-                    break
-            else:
-                found.append(frame)
+            if not hidden:
+                found.append((frame, len(calls)))
+            elif code is _MODULE_CALL:
+                calls.append(frame)
+            elif (stop_at_engine and code is _BACKWARD_ENTRY) or file in _ENTRIES:
+                break
             frame = frame.f_back
+        modules = [self.modules.of(call) for call in calls]
+        modules.append("")
+        self._module = modules[0]
         number = 0
-        for each in reversed(found):
-            number = self._number(each.f_code, each.f_lineno, number)
+        for place in reversed(range(min(len(found), MOST_CALLERS))):
+            each, inside = found[place]
+            number = self._number(each.f_code, each.f_lineno, number, modules[inside if place else 0])
         return self._known[number]
 
-    def _number(self, code: CodeType, line: int, caller: int) -> int:
-        key = (code.co_filename, line, caller)
+    def _number(self, code: CodeType, line: int, caller: int, module: str) -> int:
+        key = (code.co_filename, line, caller, module)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._known)
-            self._known.append(Source(os.path.abspath(code.co_filename), line, code.co_name, self._known[caller]))
+            file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
+            self._known.append(Source(file, line, code.co_name, self._known[caller]).inside(module))
         return number

@@ -19,12 +19,27 @@ _INNER = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  # 
 
 def named_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """All parameters, tied ones under each of their names."""
-    wrapped = {f"{path}.module".lstrip(".") for path, part in module.named_modules() if type(part).__name__ in _WRAPPERS}
+    wrapped = _wrapped(module)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        parts = name.split(".")
-        paths = [".".join(parts[: count + 1]) for count in range(len(parts))]
-        kept = [part for part, path in zip(parts, paths, strict=True) if path not in wrapped and part not in _INNER]
-        yield ".".join(kept), parameter
+        yield _without_wrappers(name, wrapped), parameter
+
+
+def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """All modules inside, and itself, each under its first name; a wrapper has the name of what it wraps."""
+    wrapped = _wrapped(module)
+    for name, part in module.named_modules():
+        yield _without_wrappers(name, wrapped), part
+
+
+def _wrapped(module: torch.nn.Module) -> set[str]:
+    """Where wrappers keep what they wrap."""
+    return {f"{path}.module".lstrip(".") for path, part in module.named_modules() if type(part).__name__ in _WRAPPERS}
+
+
+def _without_wrappers(name: str, wrapped: set[str]) -> str:
+    parts = name.split(".")
+    paths = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    return ".".join(part for part, path in zip(parts, paths, strict=True) if path not in wrapped and part not in _INNER)
 
 
 def gradients_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:

@@ -28,7 +28,7 @@ class Parts(tuple[torch.Tensor, ...]):
     def of(parts: Any, whole: torch.Tensor, dim: int, drops: bool = False) -> Parts:
         made = Parts(parts)
         in_backward = torch._C._current_autograd_node() is not None
-        made.whole, made.dim, made.drops, made.source = whole, dim, drops, SourceTracker().nearest(in_backward)
+        made.whole, made.dim, made.drops, made.source = whole, dim, drops, PartSources.running.nearest(in_backward)
         made.has_gradient = torch.is_grad_enabled() and whole.requires_grad
         return made
 
@@ -55,6 +55,11 @@ class PartSources(SourceTracker):
     """Which line an operation comes from; a part that is taken comes from where all of them were made."""
 
     taken_at: ClassVar[Source | None] = None  # of this process
+    running: ClassVar[PartSources]  # the last one of this process
+
+    def __init__(self) -> None:
+        super().__init__()
+        PartSources.running = self
 
     def nearest(self, stop_at_engine: bool = False) -> Source | None:
         return PartSources.taken_at or super().nearest(stop_at_engine)

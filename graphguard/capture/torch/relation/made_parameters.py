@@ -53,6 +53,12 @@ class Fused:
         fused.__name__ = str(self)
         return fused
 
+    @property
+    def code(self) -> str:
+        """As the user writes it."""
+        dim, axis = f", dim={self.dim}" if self.dim else "", f', axis="{self.axis}"' if self.axis is not None else ""
+        return f"gg.Fused({self.parts}{dim}{axis})"
+
     def __str__(self) -> str:
         return f"Fused({self.parts})"
 

@@ -25,6 +25,7 @@ from graphguard.capture.torch.session import capture as capture_subject
 from graphguard.capture.torch.subject import Subject
 from graphguard.errors import UsageError
 from graphguard.graph.ir import MARKED, Graph, Layout, Mesh
+from graphguard.graph.paths import folded
 from graphguard.graph.placement import REPLICATE, Partial, Placement, Shard
 from graphguard.graph.prune import prune
 from graphguard.relation.expectation import Need
@@ -170,7 +171,8 @@ def guesses(parameters: Parameters) -> list[str]:
         if isinstance(found, Parameter) and found.guessed:
             by_relation.setdefault(found.relation, []).append(name.removeprefix(PARAMETERS))
     return [
-        f"{relation}, as their shapes suggest: the parameters {', '.join(names)}" for relation, names in by_relation.items()
+        f"{relation}, as their shapes suggest: the parameters {', '.join(folded(names))}"
+        for relation, names in by_relation.items()
     ]
 
 
