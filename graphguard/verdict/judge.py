@@ -242,6 +242,8 @@ class _Judging:
             if path.has(trial.sequential, trial.ranks):
                 trial.keep_outputs()
                 self.trials.append(trial)
+            elif number == 0:
+                raise UndefinedError(second_look.OFF_PATH)
         self.small = False  # what is smaller may be on another path
 
     def _narrower(self) -> list[Ranges]:

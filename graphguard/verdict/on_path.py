@@ -33,16 +33,16 @@ class Numbers:
 
 
 class OnPath:
-    """What was decided is what the first run shows, which is that of the sample."""
+    """What was decided is what was recorded, and no matter of which run comes first."""
 
     regime = Regime(1.0)
 
     def __init__(self, along: Along, ranges: Ranges):
         self.along, self.ranges = along, ranges
         self.sequential = along.raw.sequential
-        needed = needed_alone(self.sequential, along.deciding[0])
+        needed = needed_alone(self.sequential, list(along.deciding[0]))
         self.deciding = {name for name, value in self.sequential.inputs.items() if value in needed}
-        self._chosen: list[dict[Value, torch.Tensor]] | None = None
+        self._chosen = [{value: _tensor(each) for value, each in known.items()} for known in along.deciding]
 
     def inputs(self, number: int, seed: int) -> Mapping[str, Given]:
         """Of a trial: the first has the sample."""
@@ -61,18 +61,11 @@ class OnPath:
         return name in self.deciding or not DTYPES[self.sequential.inputs[name].dtype].is_floating_point
 
     def has(self, alone: Run, ranks: Sequence[Run]) -> bool:
-        """Whether programs that were run are on the path."""
-        states = [alone, *ranks]
-        if self._chosen is None:
-            self._chosen = [
-                {value: state.values[value] for value in values if value in state.values}
-                for state, values in zip(states, self.along.deciding, strict=True)
-            ]
+        """Whether programs that were run are on the path. Where a part of them was run that does not decide, it is not known."""
         return all(
-            torch.equal(state.values[value], chosen)
-            for state, each in zip(states, self._chosen, strict=True)
+            value in state.values and torch.equal(state.values[value], chosen)
+            for state, each in zip([alone, *ranks], self._chosen, strict=True)
             for value, chosen in each.items()
-            if value in state.values
         )
 
 

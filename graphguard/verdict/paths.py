@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 
 from graphguard.capture.front import Along, Decision
+from graphguard.errors import InternalError
 from graphguard.graph.findings import Finding
 from graphguard.report.report import Choice, OutputRelation, Report
 
@@ -29,6 +30,8 @@ def without_decisions(report: Report, along: Along) -> None:
 
 def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:
     """The report that says least is the one that counts. It is never one for all inputs: `paths` says along how many."""
+    if not answers or any(along is None and report.verdict != "refuted" for along, report in answers):
+        raise InternalError("programs that read values have no path, and are not refuted; please report it")
     order = {"refuted": 0, "unproven": 1, "verified": 2}
     along, report = min(answers, key=lambda each: order[each[1].verdict])
     report.paths, report.decisions = len(answers), _tried([each for each, _ in answers if each is not None])
