@@ -10,7 +10,7 @@ import torch
 from graphguard.aten.operators import DTYPES
 from graphguard.capture.front import Along
 from graphguard.graph.ancestry import needed_alone
-from graphguard.graph.ir import Constant, Value
+from graphguard.graph.ir import Constant
 from graphguard.oracle.draws import Given, Ranges, Regime, draws_of
 from graphguard.oracle.replay import Run
 
@@ -61,7 +61,7 @@ class OnPath:
         return name in self.deciding or not DTYPES[self.sequential.inputs[name].dtype].is_floating_point
 
     def has(self, alone: Run, ranks: Sequence[Run]) -> bool:
-        """Whether programs that were run are on the path. Where a part of them was run that does not decide, it is not known."""
+        """Whether programs that were run are on the path. Of a part that does not decide it is not known."""
         return all(
             value in state.values and torch.equal(state.values[value], chosen)
             for state, each in zip([alone, *ranks], self._chosen, strict=True)
