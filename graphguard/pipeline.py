@@ -316,7 +316,8 @@ def _decided(
         repair = proved_repair(judgement.amends, ranks, problem.mesh, proved_with, stops)
         judgement = replace(judgement, repair=repair, stopped=(*judgement.stopped, *stops.reached()))
     assumed = assumptions_of([(captured.sequential, 1), *captured.weighted])
-    report = report_of(proof, judgement, [*assumed, *captured.assumptions])
+    decisions = frozenset[str]() if problem.along is None else problem.along.of_ranks
+    report = report_of(proof, judgement, [*assumed, *captured.assumptions], decisions)
     report.notes += judgement.hints
     seconds = None if judgement.skipped else judgement.seconds
     report.stats = _stats(problem.mesh.size, captured.seconds, proof.seconds, seconds)

@@ -274,7 +274,7 @@ def _sizes(box: Box) -> list[int]:
 
 
 def _chosen(site: Site, mask: torch.Tensor | None, shape: Sequence[int], yes: Any, no: Any) -> Results:
-    if mask is None or mask.dtype != torch.bool or yes is None or no is None or 0 in shape or not shape:
+    if mask is None or mask.dtype != torch.bool or yes is None or no is None or 0 in shape:
         return None
     wide = mask.expand(tuple(shape))
     return site.build.in_blocks(wide, range(len(shape)), lambda block, box: (yes if block.item() else no)(box))

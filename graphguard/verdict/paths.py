@@ -51,12 +51,17 @@ def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:
 
 
 def _tried(paths: Sequence[Along]) -> tuple[Choice, ...]:
-    """Every decision of the sequential program, with what it was on the paths. On one path it may be made more than once."""
-    by_text: dict[str, list[Decision]] = {}
+    """Every decision of the sequential program, with what it was on the paths. On one path it may be made more than once: of
+    several tensors, on one line."""
+    by_text: dict[str, list[list[Decision]]] = {}
     for path in paths:
-        for decision in path.decisions:
-            by_text.setdefault(decision.text, []).append(decision)
-    return tuple(Choice(text, len({each.chosen for each in every}), _seen(every)) for text, every in by_text.items())
+        for text in dict.fromkeys(decision.text for decision in path.decisions):
+            by_text.setdefault(text, []).append([each for each in path.decisions if each.text == text])
+    return tuple(Choice(text, _ways(tried), _seen([*chain(*tried)])) for text, tried in by_text.items())
+
+
+def _ways(tried: Sequence[Sequence[Decision]]) -> int:
+    return len({tuple(each.chosen for each in on_one_path) for on_one_path in tried})
 
 
 def _seen(decisions: Sequence[Decision]) -> str:
@@ -71,6 +76,8 @@ def _seen(decisions: Sequence[Decision]) -> str:
 
 def _preview(decision: Decision) -> str:
     numbers = _numbers(decision).tolist()
+    if len(numbers) > 4 and len(set(numbers)) == 1:
+        return f"{len(numbers)} times {numbers[0]}"
     return f"{numbers[:SHOWN]}".replace("]", ", ...]") if len(numbers) > SHOWN else str(numbers)
 
 
