@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from graphguard.aten.kernels import tensor_of
 from graphguard.aten.operators import DTYPES
 from graphguard.capture.front import Along
 from graphguard.graph.ancestry import needed_alone
-from graphguard.graph.ir import Constant
 from graphguard.oracle.draws import Given, Ranges, Regime, draws_of
 from graphguard.oracle.replay import Run
 
@@ -42,11 +42,11 @@ class OnPath:
         self.sequential = along.raw.sequential
         needed = needed_alone(self.sequential, list(along.deciding[0]))
         self.deciding = {name for name, value in self.sequential.inputs.items() if value in needed}
-        self._chosen = [{value: _tensor(each) for value, each in known.items()} for known in along.deciding]
+        self._chosen = [{value: tensor_of(each) for value, each in known.items()} for known in along.deciding]
 
     def inputs(self, number: int, seed: int) -> Mapping[str, Given]:
         """Of a trial: the first has the sample."""
-        sample = {name: _tensor(constant) for name, constant in self.along.sample.items()}
+        sample = {name: tensor_of(constant) for name, constant in self.along.sample.items()}
         if number == 0:
             return {name: Numbers(sample[name]) for name in self.sequential.inputs}
         generator = torch.Generator().manual_seed(seed + number)
@@ -67,12 +67,6 @@ class OnPath:
             for state, each in zip([alone, *ranks], self._chosen, strict=True)
             for value, chosen in each.items()
         )
-
-
-def _tensor(constant: Constant) -> torch.Tensor:
-    if not constant.data:
-        return torch.empty(constant.shape, dtype=DTYPES[constant.dtype])
-    return torch.frombuffer(bytearray(constant.data), dtype=DTYPES[constant.dtype]).reshape(constant.shape)
 
 
 def _near(sample: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
