@@ -4,9 +4,9 @@ changes. They are verified as they are."""
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-
 from cases.case import Case
 from cases.fixed_routes import Exchange, expert
+
 from graphguard import Input, Shard
 
 TOKENS, CHOSEN, HIDDEN, WIDTH, EXPERTS = 8, 2, 3, 4, 4
