@@ -159,13 +159,18 @@ def _report(job: Job) -> Report:
         if not isinstance(job.front, TakesPaths):
             raise
         return _along_paths(job, job.front, lemmas, begun)
+    return _answered(job, problem, lemmas)
+
+
+def _answered(job: Job, problem: Problem, lemmas: Mapping[str, Lemma]) -> Report:
+    """The report of a problem: what is kept of an earlier run, else what is found now, which is kept then."""
     memory = _MEMORY.get()
     question = Question(problem, lemmas, job.trials, job.seed, limits_of(job.limits))
     key = None if memory is None else memory.key(question)
     kept = None if memory is None or key is None else memory.recall(key, problem)
     if kept is not None:
         return kept
-    report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
+    report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=_PROGRESS.get())
     if memory is not None and key is not None:
         memory.keep(key, problem, report)
     return report
@@ -179,12 +184,11 @@ def _mismatched(job: Job, error: MismatchError, begun: float) -> Report:
 
 
 def _along_paths(job: Job, front: TakesPaths, lemmas: Mapping[str, Lemma], begun: float) -> Report:
-    """Of programs that read values: one question for each path, until one is refuted. Nothing of it is kept."""
-    progress, answers = _PROGRESS.get(), list[tuple[Along | None, Report]]()
-    options: dict[str, Any] = {"trials": job.trials, "seed": job.seed, "limits": job.limits, "progress": progress}
+    """Of programs that read values: one question for each path, until one is refuted."""
+    answers = list[tuple[Along | None, Report]]()
     try:
-        for problem in front.problems_along(job.paths, job.seed, frozenset(lemmas), progress):
-            answers.append((problem.along, decide(problem, lemmas, **options)))
+        for problem in front.problems_along(job.paths, job.seed, frozenset(lemmas), _PROGRESS.get()):
+            answers.append((problem.along, _answered(job, problem, lemmas)))
             if answers[-1][1].verdict == "refuted":
                 break
     except MismatchError as error:

@@ -44,6 +44,8 @@ def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:
     for name in ("assumptions", "notes", "opaque"):
         setattr(report, name, list(dict.fromkeys(chain.from_iterable(getattr(each, name) for _, each in answers))))
     report.conditions = tuple(dict.fromkeys(chain.from_iterable(each.conditions for _, each in answers)))
+    if not all("kept" in each.stats for _, each in answers):
+        report.stats.pop("kept", None)
     report.stats["seconds"] = {
         phase: sum(each.stats["seconds"][phase] or 0.0 for _, each in answers) for phase in report.stats["seconds"]
     }
