@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -11,25 +10,10 @@ from graphguard.aten.kernels import tensor_of
 from graphguard.aten.operators import DTYPES
 from graphguard.capture.front import Along
 from graphguard.graph.ancestry import needed_alone
-from graphguard.oracle.draws import Given, Ranges, Regime, draws_of
+from graphguard.oracle.draws import Given, Numbers, Ranges, Regime, draws_of
 from graphguard.oracle.replay import Run
 
 _NEAR = 1e-3  # how far inputs that decide are moved, relative to what they are
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """An input that is written out."""
-
-    numbers: torch.Tensor
-
-    def tensor(self, generator: torch.Generator) -> torch.Tensor:
-        return self.numbers
-
-    def lines(self, name: str) -> list[str]:
-        return [
-            f"{name} = torch.tensor({self.numbers.tolist()!r}, dtype={self.numbers.dtype}).reshape({tuple(self.numbers.shape)})"
-        ]
 
 
 class OnPath:
@@ -48,13 +32,18 @@ class OnPath:
         """Of a trial: the first has the sample."""
         sample = {name: tensor_of(constant) for name, constant in self.along.sample.items()}
         if number == 0:
-            return {name: Numbers(sample[name]) for name in self.sequential.inputs}
+            return {name: self._numbers(name, sample[name]) for name in self.sequential.inputs}
         generator = torch.Generator().manual_seed(seed + number)
         drawn = draws_of(self.sequential, self.ranges, self.regime, {})
         return {
-            name: Numbers(_near(sample[name], generator) if self._stays_near(name) else drawn[name].tensor(generator))
+            name: self._numbers(
+                name, _near(sample[name], generator) if self._stays_near(name) else drawn[name].tensor(generator)
+            )
             for name in self.sequential.inputs
         }
+
+    def _numbers(self, name: str, numbers: torch.Tensor) -> Numbers:
+        return Numbers(self.sequential.inputs[name].dtype, numbers, *self.ranges.get(name, (None, None)))
 
     def _stays_near(self, name: str) -> bool:
         """Whether an input decides, or is whole numbers, which may be positions."""

@@ -57,6 +57,7 @@ def test_a_boolean_index_goes_the_same_way():
 def test_rows_put_elsewhere_are_refuted_by_a_script_that_runs(tmp_path):
     report = of_rows(one_row_late)
     assert report.verdict == "refuted" and report.counterexample is not None
+    assert report.counterexample.inputs == ("x[4, 0] = 1", "x[5, 0] = 1", "w[0, 0] = 1", "0 elsewhere")
     script = tmp_path / "counterexample.py"
     script.write_text(report.counterexample.script)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
