@@ -66,7 +66,7 @@ class Limits:
 
     def for_paths(self) -> Limits:
         """For the same along the path of a sample, of which there are several."""
-        return self._with({"crossings": 64, "scattered": 1024})
+        return self._with({"crossings": 64, "scattered": 1024, "steps": 100, "work": 5000})
 
     def _with(self, others: Mapping[str, int]) -> Limits:
         default = Limits()

@@ -89,7 +89,8 @@ class _Lowering:
             return False
         self.replaced += 1
         self._instead.update({old: new for old, new in zip(node.outputs, each, strict=True) if new is not None})
-        return not any(value in self._given for value in node.outputs)
+        left = [old for old, new in zip(node.outputs, each, strict=True) if new is None and not self._is_number(old)]
+        return not left and not any(value in self._given for value in node.outputs)
 
     def _is_folded(self, value: Value) -> bool:
         """Whether a value is known by its numbers, so that nothing needs to compute it."""

@@ -159,6 +159,26 @@ def test_a_choice_that_was_made():
     assert not same_on(graph, made, other)  # another path
 
 
+def test_what_is_found_among_known_numbers_is_known():
+    """A rank without rows pads with zeros, and sorts them."""
+
+    def program(x):
+        values, order = torch.zeros(3, dtype=torch.int64).sort(stable=True)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(3)
+        return {"y": x[back] * torch.bincount(values, minlength=3).view(3, 1), "order": order // 2}
+
+    assert_lowers(program, {"x": X}, random_inputs({"x": X}))
+
+
+def test_a_choice_of_which_one_result_is_not_known():
+    """The largest of known numbers, which rest on positions alone: its place is not folded, and so what finds it stays."""
+    graph = capture_one(lambda x: {"y": x[:3], "at": torch.arange(3).max(0).indices}, {"x": X})
+    made = lowered(graph)
+    require_wellformed(made)
+    assert same_on(graph, made, random_inputs({"x": X}))
+
+
 @pytest.mark.parametrize("rows", [[2, 2, 5], [0, 3, 3], [0, 0, 0]])
 @pytest.mark.parametrize("summed", [False, True])
 def test_products_in_groups(rows, summed):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as choices
 
+from graphguard.engine.algebra import one_by_one
 from graphguard.engine.algebra.fingerprint import may_be_equal
 from graphguard.engine.algebra.grid import covers, in_cells
 from graphguard.engine.algebra.merge import merged, scattered
@@ -77,7 +78,7 @@ def _is_zero(table: Table, terms: tuple[Term, ...], work: _Work) -> bool:
     """Whether the terms are nothing once sums are written out, the youngest first. At the end, sums whose elements lie apart
     are compared element by element: which of them were joined is chance."""
     for _ in range(table.limits.steps):
-        if not terms:
+        if not terms or _cancel(table, terms):
             return True
         expanded = (f.atom for term in terms for f in term.factors if expandable(table, f))
         youngest = max(expanded, key=lambda atom: atom.id, default=None)
@@ -90,6 +91,12 @@ def _is_zero(table: Table, terms: tuple[Term, ...], work: _Work) -> bool:
         terms = merged(table, [each for each in (_trimmed(table, term) for term in written) if each is not None])
     table.stops.note("steps")
     return False
+
+
+def _cancel(table: Table, terms: tuple[Term, ...]) -> bool:
+    """Whether the terms cancel each other element by element: sums that both sides have need not be written out."""
+    count = one_by_one.summands(terms)
+    return count is not None and count <= table.limits.scattered and one_by_one.cancel(table, terms)
 
 
 def _trimmed(table: Table, term: Term) -> Term | None:
