@@ -1,7 +1,7 @@
 """transformers: mixtures of experts under the library's own expert parallelism, two of four experts for each token.
 
-Each rank has its own tokens and its part of the experts. The sequential program loops over the experts that were hit (`eager`), the
-ranks multiply in groups (`grouped_mm`). Both decide by values, so they are verified along the paths of samples.
+Each rank has its own tokens and its part of the experts. The sequential program loops over the experts that were hit (`eager`),
+the ranks multiply in groups (`grouped_mm`). Both decide by values, so they are verified along the paths of samples.
 """
 
 import torch
