@@ -10,10 +10,10 @@ from graphguard.mutate.campaign import Herd, specimens
 from graphguard.mutate.path_specimen import PathSpecimen
 from graphguard.pipeline import collecting
 
-MUTANTS = {"dropless": 6, "rows-picked": 40, "rows-counted": 20, "branch": 30}
+MUTANTS = {"dropless-ep2": 6, "rows-picked": 40, "rows-counted": 20, "branch": 30}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in MUTANTS], ids=lambda case: case.name)
 def test_mutants_along_two_paths(case):
     """The fixed slice of the campaign; `python -m graphguard.mutate.campaign --cases tests/path_cases` runs more."""
     found = specimens(case.name, campaign.job_of(case), 2)

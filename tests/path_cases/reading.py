@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from cases.case import Case
 from cases.fixed_routes import Exchange, expert
+from cases.regions import copy_to, reduce_from
 
 from graphguard import Input, Shard
 
@@ -36,7 +37,9 @@ def by_loop(x, router, up, down, dy):
 
 
 def exchanged(x, router, up, down, dy, mesh):
-    group = mesh.get_group("ep")
+    """Rows go to the ranks of their experts. The experts' weights may be split over `tp`, and the tokens over `dp`, too."""
+    group, axes = mesh["ep"].get_group(), mesh.mesh_dim_names
+    tp = mesh["tp"].get_group() if "tp" in axes else None
     ranks, local = dist.get_world_size(group), up.size(0)
     parameters = leaves(x=x, router=router, up=up, down=down)
     gates, chosen = routed(x, router)
@@ -46,26 +49,37 @@ def exchanged(x, router, up, down, dy, mesh):
     dist.all_to_all_single(theirs, counts, group=group)
     mine = theirs.view(ranks, local)
     sent, received = counts.view(ranks, local).sum(1).tolist(), mine.sum(1).tolist()
-    rows = Exchange.apply(x[order // CHOSEN], sent, received, group)
+    rows = (x if tp is None else copy_to(x, tp))[order // CHOSEN]
+    rows = Exchange.apply(rows, sent, received, group)
     regroup = torch.argsort(torch.arange(local).repeat(ranks).repeat_interleave(mine.flatten()), stable=True)
     parts = rows[regroup].split(mine.sum(0).tolist())
     out = torch.cat([expert(part, up[e], down[e]) for e, part in enumerate(parts)])
+    out = out if tp is None else reduce_from(out, tp)
     out = Exchange.apply(out[torch.argsort(regroup)], received, sent, group)
     weights = gates.flatten()[order].unsqueeze(-1)
     y = torch.zeros_like(x).index_add(0, order // CHOSEN, out * weights)
-    grads = gradients(y, parameters, dy)
-    dist.all_reduce(grads["router"], group=group)
-    return {"y": y.detach(), "grads": grads}
+    return {"y": y.detach(), "grads": summed_over(mesh, gradients(y, parameters, dy))}
 
 
-def dropless():
-    tokens, experts = {"ep": Shard(0)}, {"ep": Shard(0)}
+def summed_over(mesh, grads):
+    grads = {name: grad.contiguous() for name, grad in grads.items()}
+    for axis in mesh.mesh_dim_names:
+        for name in {"ep": ["router"], "dp": ["router", "up", "down"], "tp": []}[axis]:
+            dist.all_reduce(grads[name], group=mesh[axis].get_group())
+    return grads
+
+
+def dropless(mesh):
+    tokens = {axis: Shard(0) for axis in mesh if axis != "tp"}
+    up = {"ep": Shard(0)} | ({"tp": Shard(2)} if "tp" in mesh else {})
+    down = {"ep": Shard(0)} | ({"tp": Shard(1)} if "tp" in mesh else {})
     inputs = {
         "x": Input((TOKENS, HIDDEN), tokens), "router": Input((HIDDEN, EXPERTS)), "dy": Input((TOKENS, HIDDEN), tokens),
-        "up": Input((EXPERTS, HIDDEN, WIDTH), experts), "down": Input((EXPERTS, WIDTH, HIDDEN), experts),
+        "up": Input((EXPERTS, HIDDEN, WIDTH), up), "down": Input((EXPERTS, WIDTH, HIDDEN), down),
     }  # fmt: skip
-    relation = {"y": tokens, "grads.x": tokens, "grads.router": {}, "grads.up": experts, "grads.down": experts}
-    return Case("dropless", by_loop, exchanged, {"ep": 2}, inputs, relation, relation)
+    relation = {"y": tokens, "grads.x": tokens, "grads.router": {}, "grads.up": up, "grads.down": down}
+    name = "-".join(["dropless", *(f"{axis}{size}" for axis, size in mesh.items())])
+    return Case(name, by_loop, exchanged, mesh, inputs, relation, relation)
 
 
 # ---------------------------------------------------------------------- rows that are picked
@@ -127,4 +141,5 @@ def branch():
     return Case("branch", clipped, clipped_by_all, {"tp": 2}, inputs, relation, relation)
 
 
-CASES = [dropless(), rows_picked(), rows_counted(), branch()]
+MESHES = ({"ep": 2}, {"ep": 4}, {"ep": 2, "tp": 2}, {"dp": 2, "ep": 2})
+CASES = [*map(dropless, MESHES), rows_picked(), rows_counted(), branch()]
