@@ -180,16 +180,21 @@ def _report(job: Job) -> Report:
         if not isinstance(job.front, TakesPaths):
             raise
         return _along_paths(job, job.front, lemmas, begun)
+    return _answered(job, problem, lemmas)
+
+
+def _answered(job: Job, problem: Problem, lemmas: Mapping[str, Lemma]) -> Report:
+    """The report of a problem: what is kept of an earlier run, else what is found now, which is kept then."""
     memory = _MEMORY.get()
     question = Question(problem, lemmas, job.trials, job.seed, limits_of(job.limits))
     key = None if memory is None else memory.key(question)
     kept = None if memory is None or key is None else memory.recall(key, problem)
     if kept is not None:
         return kept
-    report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=progress)
-    report.notes[:0] = _on_fewer_ranks(job, problem, report, lemmas)
-    if report.verdict == "refuted" and problem.guesses and isinstance(job.front, Guesses):
-        report.guesses += _other_layout(problem, job.front, partial(decide, lemmas=lemmas, seed=job.seed, limits=job.limits))
+    report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=_PROGRESS.get())
+    if problem.along is None:
+        report.notes[:0] = _on_fewer_ranks(job, problem, report, lemmas)
+        report.guesses += _other_layout(job, problem, report, lemmas)
     if memory is not None and key is not None:
         memory.keep(key, problem, report)
     return report
@@ -211,17 +216,19 @@ def _on_fewer_ranks(job: Job, problem: Problem, report: Report, lemmas: Mapping[
     return [told(small, said)] if was_executed else []
 
 
-def _other_layout(problem: Problem, front: Guesses, decided: Callable[[Problem], Report]) -> list[str]:
+def _other_layout(job: Job, problem: Problem, report: Report, lemmas: Mapping[str, Lemma]) -> list[str]:
     """A layout of parameters, other than was guessed, with which nothing differs; in words."""
+    if report.verdict != "refuted" or not problem.guesses or not isinstance(job.front, Guesses):
+        return []
     if problem.captured.joint.findings or problem.captured.matched is not None:
         return []
-    for stated, other in islice(front.other_layouts(problem), MOST_LAYOUTS):
+    for stated, other in islice(job.front.other_layouts(problem), MOST_LAYOUTS):
         captured = other.captured
         graphs = captured.sequential, captured.joint, captured.relations
         seen = judge(*graphs, other.expected, other.bounds, trials=1, locate=False)
         if seen.different or seen.skipped is not None:
             continue
-        verdict = decided(other).verdict
+        verdict = decide(other, lemmas, seed=job.seed, limits=job.limits).verdict
         if verdict != "refuted":
             said = "it is verified" if verdict == "verified" else "all outputs are right, as far as they were executed,"
             return [f"{said} with {stated}"]
@@ -236,12 +243,11 @@ def _mismatched(job: Job, error: MismatchError, begun: float) -> Report:
 
 
 def _along_paths(job: Job, front: TakesPaths, lemmas: Mapping[str, Lemma], begun: float) -> Report:
-    """Of programs that read values: one question for each path, until one is refuted. Nothing of it is kept."""
-    progress, answers = _PROGRESS.get(), list[tuple[Along | None, Report]]()
-    options: dict[str, Any] = {"trials": job.trials, "seed": job.seed, "limits": job.limits, "progress": progress}
+    """Of programs that read values: one question for each path, until one is refuted."""
+    answers = list[tuple[Along | None, Report]]()
     try:
-        for problem in front.problems_along(job.paths, job.seed, frozenset(lemmas), progress):
-            answers.append((problem.along, decide(problem, lemmas, **options)))
+        for problem in front.problems_along(job.paths, job.seed, frozenset(lemmas), _PROGRESS.get()):
+            answers.append((problem.along, _answered(job, problem, lemmas)))
             if answers[-1][1].verdict == "refuted":
                 break
     except MismatchError as error:
@@ -388,7 +394,8 @@ def _decided(
         repair = proved_repair(judgement.amends, ranks, problem.mesh, proved_with, stops)
         judgement = replace(judgement, repair=repair, stopped=(*judgement.stopped, *stops.reached()))
     assumed = assumptions_of([(captured.sequential, 1), *captured.weighted])
-    report = report_of(proof, judgement, [*assumed, *captured.assumptions])
+    decisions = frozenset[str]() if problem.along is None else problem.along.of_ranks
+    report = report_of(proof, judgement, [*assumed, *captured.assumptions], decisions)
     report.notes += judgement.hints
     seconds = None if judgement.skipped else judgement.seconds
     report.stats = _stats(problem.mesh.size, captured.seconds, proof.seconds, seconds)

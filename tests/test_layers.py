@@ -63,8 +63,8 @@ ROOMS = {
     "pytest_plugin": "scope report checks",
     # what is run with them
     "bench": "errors graph relation engine.store engine.interpret engine.prove lemmas capture.torch pipeline jax",
-    "mutate": "errors graph relation engine.interpret engine.proof engine.second_attempt engine.prove lemmas oracle "
-    "capture.front capture.torch verdict pipeline audit api",
+    "mutate": "errors graph aten relation engine.limits engine.interpret engine.proof engine.second_attempt engine.prove "
+    "lemmas oracle capture.front capture.torch routes verdict pipeline audit api",
     "fuzz": "errors graph aten relation engine.interpret engine.numeric engine.proof engine.relate engine.prove lemmas oracle "
     "capture.torch audit mutate",
     "sweep": "errors report api",

@@ -26,10 +26,11 @@ import graphguard as gg
 SEQUENCE, BATCH, HIDDEN, VOCABULARY, EXPERTS, CHOSEN = 4, 4, 8, 16, 4, 2
 
 
-def config_of(ep, **options):
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=ep, expert_tensor_parallel_size=1)
+def config_of(ep, tp=1, **options):
+    parallel_state.initialize_model_parallel(tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=tp)
     model_parallel_cuda_manual_seed(1)
     given = {
+        "tensor_model_parallel_size": tp, "expert_tensor_parallel_size": tp, "sequence_parallel": tp > 1,
         "num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 4, "expert_model_parallel_size": ep,
         "num_moe_experts": EXPERTS, "ffn_hidden_size": HIDDEN, "moe_router_topk": CHOSEN,
         "moe_token_dispatcher_type": "alltoall",
@@ -158,19 +159,30 @@ def gpt_with_experts():
 
 
 # ---------------------------------------------------------------------- without a capacity
-def verify_dropless(dispatcher, step=None, prepare=buffered):
-    """How many tokens go to which expert is decided by the router, and read on the host: verified along paths."""
+def verify_dropless(dispatcher="alltoall", step=None, prepare=buffered, mesh=None, tokens=None, paths=3, **more):
+    """How many tokens go to which expert is decided by the router, and read on the host: verified along paths.
+
+    tokens: by axis of the mesh, how the tokens are placed. What ranks of tp have of the loss is added up."""
     options = {"moe_token_dispatcher_type": dispatcher, "moe_expert_capacity_factor": None,
-               "moe_pad_expert_input_to_capacity": False}  # fmt: skip
+               "moe_pad_expert_input_to_capacity": False, **more}  # fmt: skip
+    mesh, tokens = mesh or {"ep": 2}, tokens or {"ep": gg.Shard(0)}
     return gg.verify_model(
         sequential=alone(layer, **options),
-        distributed=replicas(layer, 2, prepare=prepare, **options),
+        distributed=replicas(layer, mesh["ep"], prepare=prepare, tp=mesh.get("tp", 1), **options),
         step=step or Replicated(layer_loss),
-        mesh={"ep": 2},
-        inputs={"x": gg.Input((SEQUENCE, 2, HIDDEN), gg.Shard(0))},
-        outputs={"loss": gg.Partial("avg")},
-        paths=3,
+        mesh=mesh,
+        inputs={"x": gg.Input((SEQUENCE, 2, HIDDEN), tokens)},
+        outputs={"loss": {axis: gg.Partial() if axis == "tp" else gg.Partial("avg") for axis in tokens}},
+        paths=paths,
     )
+
+
+def share_of_loss(model, x):
+    """With sequence parallelism: gradients are summed over tp, whose ranks have different tokens."""
+    return layer_loss(model, x) / parallel_state.get_tensor_model_parallel_world_size()
+
+
+WITH_TP = {"mesh": {"ep": 2, "tp": 2}, "tokens": {"ep": gg.Shard(1), "tp": gg.Shard(0)}, "paths": 2}
 
 
 @gg.check
@@ -181,6 +193,27 @@ def dropless_by_all_to_all():
 @gg.check
 def dropless_by_all_gather():
     return verify_dropless("allgather")
+
+
+@gg.check
+def dropless_with_a_shared_expert():
+    return verify_dropless(moe_shared_expert_intermediate_size=HIDDEN)
+
+
+@gg.check
+def dropless_with_data_parallelism():
+    return verify_dropless(mesh={"dp": 2, "ep": 2}, tokens={"dp": gg.Shard(0), "ep": gg.Shard(0)}, paths=2)
+
+
+@gg.check
+def dropless_with_tensor_parallelism():
+    return verify_dropless(step=Replicated(share_of_loss), **WITH_TP)
+
+
+@gg.check(expect="refuted")
+def dropless_loss_is_not_shared_out():
+    """With tensor parallelism: each of its ranks takes the whole mean of its own tokens."""
+    return verify_dropless(step=Replicated(layer_loss), **WITH_TP)
 
 
 @gg.check(expect="refuted")

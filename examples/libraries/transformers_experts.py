@@ -1,7 +1,7 @@
 """transformers: mixtures of experts under the library's own expert parallelism, two of four experts for each token.
 
-Each rank has its own tokens and half of the experts. The sequential program loops over the experts that were hit (`eager`), the
-ranks multiply in groups (`grouped_mm`). Both decide by values, so they are verified along the paths of samples.
+Each rank has its own tokens and its part of the experts. The sequential program loops over the experts that were hit (`eager`),
+the ranks multiply in groups (`grouped_mm`). Both decide by values, so they are verified along the paths of samples.
 """
 
 import torch
@@ -43,7 +43,7 @@ def step(model, x):
     return {"y": y.detach(), "grads": {name: parameter.grad for name, parameter in model.named_parameters()}}
 
 
-def verify(block, experts="grouped_mm", step=forward, outputs=None):
+def verify(block, experts="grouped_mm", step=forward, outputs=None, ranks=2):
     def distributed(mesh):
         return apply_expert_parallelism(block(experts), mesh["ep"], mesh["tp"], PLAN)
 
@@ -51,8 +51,8 @@ def verify(block, experts="grouped_mm", step=forward, outputs=None):
         sequential=lambda: block("eager"),
         distributed=distributed,
         step=step,
-        mesh={"ep": 2, "tp": 1},
-        inputs={"x": gg.Input((2, 3, SIZES["hidden_size"]), {"ep": gg.Shard(0)})},
+        mesh={"ep": ranks, "tp": 1},
+        inputs={"x": gg.Input((ranks, 3, SIZES["hidden_size"]), {"ep": gg.Shard(0)})},
         outputs={"y": {"ep": gg.Shard(0)}, **(outputs or {})},
         paths=3,
     )
@@ -73,10 +73,21 @@ def mixtral_in_groups():
     return verify(mixtral_block)
 
 
-@gg.check(expect="unproven")
+@gg.check
 def qwen3_moe_gradients():
-    """With all gradients. On the path on which all tokens go to two experts, that of the experts' weights is not proved."""
+    """With all gradients; those of the router are summands, which whoever trains has to add up."""
     return verify(qwen3_moe_block, step=step)
+
+
+@gg.check
+def mixtral_gradients():
+    """The weights of the two experts are divided by their sum."""
+    return verify(mixtral_block, step=step)
+
+
+@gg.check
+def qwen3_moe_gradients_on_four_ranks():
+    return verify(qwen3_moe_block, step=step, ranks=4)
 
 
 # ---------------------------------------------------------------------- faults

@@ -43,10 +43,7 @@ class Kernels:
         self.rounds = False  # whether an operator was met that may round to fewer bits all the same
 
     def tensor(self, constant: Constant) -> torch.Tensor:
-        dtype = DTYPES[constant.dtype]
-        if math.prod(constant.shape) == 0:
-            return self.cast(torch.empty(constant.shape, dtype=dtype))
-        return self.cast(torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.shape))
+        return self.cast(tensor_of(constant))
 
     def cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.dtype(tensor.dtype))
@@ -175,6 +172,13 @@ def tensors_in(result: object) -> list[torch.Tensor]:
     if isinstance(result, (list, tuple)):
         return [tensor for item in result for tensor in tensors_in(item)]
     return []
+
+
+def tensor_of(constant: Constant) -> torch.Tensor:
+    dtype = DTYPES[constant.dtype]
+    if math.prod(constant.shape) == 0:
+        return torch.empty(constant.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.shape)
 
 
 def constant_of(tensor: torch.Tensor) -> Constant:

@@ -20,7 +20,7 @@ import numpy as np
 from graphguard.cache.kit import changed_since_loaded, kit
 from graphguard.capture.front import Captured, Problem
 from graphguard.graph import json as graph_json
-from graphguard.graph.ir import Graph, Node, Source
+from graphguard.graph.ir import Graph, Node, Source, Value
 from graphguard.graph.matching import Joint
 from graphguard.graph.rank_class import Each, Groups, PerRank
 from graphguard.verdict.limits import Limits
@@ -74,6 +74,8 @@ def plain(item: Any) -> Any:
         return {kind.__name__: repr(item)}
     if kind is Graph:
         return {"graph": _graph(item)}
+    if kind is Value:  # of the graph that it is told with
+        return {"value": [item.id, list(item.shape), item.dtype]}
     if kind is Joint:
         return {"joint": _joint(item)}
     if kind is Captured:  # classes of ranks say all that is made of them

@@ -130,14 +130,16 @@ def _secret(home: str) -> bytes:
 def _answers(report: Report, problem: Problem) -> bool:
     """Whether the report says what an answer can say: of what is verified, a relation for every output, and nothing against
     it."""
-    captured = problem.captured
+    captured, decisions = problem.captured, set[str]()
+    if problem.along is not None:  # what is decided is proved as well, and is no output of the user's
+        captured, decisions = problem.along.raw, set(problem.along.of_ranks)
     sizes = captured.operations, problem.mesh.size
     if report.verdict not in _VERDICTS or (report.stats.get("ops"), report.stats.get("ranks")) != sizes:
         return False
     if report.verdict != "verified":
         return bool(report.findings)
     outputs = {path for path, value in captured.sequential.outputs.items() if value is not None}
-    return not report.findings and report.counterexample is None and set(report.relation) == outputs
+    return not report.findings and report.counterexample is None and set(report.relation) == outputs - decisions
 
 
 # ---------------------------------------------------------------------- files

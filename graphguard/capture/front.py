@@ -107,7 +107,7 @@ class Along:
     sample: the inputs of the sequential program.
     raw: the programs as they were recorded; the problem's own graphs are written for the path.
     decisions: of the sequential program, all that is assumed of the inputs.
-    deciding: by program as it was recorded, the sequential one first, the values that decide.
+    deciding: by program as it was recorded, the sequential one first, the values that decide, and what they are on the path.
     of_ranks: by output that says that ranks decide as the sequential program does, the decision in words.
     unexplained: what ranks decide, or receive, that is not known to follow.
     """
@@ -115,7 +115,7 @@ class Along:
     sample: Mapping[str, Constant]
     raw: Captured
     decisions: tuple[Decision, ...]
-    deciding: tuple[tuple[Value, ...], ...]
+    deciding: tuple[Mapping[Value, Constant], ...]
     of_ranks: Mapping[str, str]
     unexplained: tuple[str, ...] = ()
 

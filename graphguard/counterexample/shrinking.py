@@ -14,7 +14,7 @@ import torch
 
 from graphguard.counterexample.small_input import ONE, POSITIVE, RANDOM, WHOLE, ZERO, Shrunk
 from graphguard.oracle.difference import Element
-from graphguard.oracle.draws import Draw, Given
+from graphguard.oracle.draws import Draw, Given, Numbers
 from graphguard.oracle.trial import Trial
 
 MOST_RUNS = 40
@@ -44,22 +44,29 @@ Sure = Callable[[Difference], bool]  # whether it is more than rounding
 
 
 class Noisy(NamedTuple):
-    """A small input, moved a little: what differs only where numbers are equal by chance does not survive it."""
+    """A small input, moved a little: what differs only where numbers are equal by chance does not survive it. zeros_too: or
+    only numbers that are not zero."""
 
     shrunk: Shrunk
+    zeros_too: bool = True
 
     def tensor(self, generator: torch.Generator) -> torch.Tensor:
         numbers = self.shrunk.numbers
         if not self.shrunk.is_real:
             return numbers
-        return numbers + _NOISE * torch.rand(numbers.shape, generator=generator, dtype=numbers.dtype)
+        noise = _NOISE * torch.rand(numbers.shape, generator=generator, dtype=numbers.dtype)
+        return numbers + noise if self.zeros_too else numbers * (1 + noise)
 
     def lines(self, name: str) -> list[str]:
         return self.shrunk.lines(name)
 
 
-def shrunk(found: Difference, look: Look, sure: Sure, names: Container[str], runs: int) -> Difference | None:
+def shrunk(
+    found: Difference, look: Look, sure: Sure, names: Container[str], runs: int, on_path: bool = False
+) -> Difference | None:
     """A smaller one, of the inputs that are needed; None if the search finds none.
+
+    on_path: what is zero stays so, as it may be what decides.
 
     What random numbers show must not rest on numbers that are equal by chance. What needs a tie or a zero may.
     """
@@ -71,7 +78,7 @@ def shrunk(found: Difference, look: Look, sure: Sure, names: Container[str], run
         return None
     if found.trial.regime.mixture is not None:
         return smaller if sure(smaller) else None
-    again = look({name: Noisy(each) for name, each in search.inputs.items()})
+    again = look({name: Noisy(each, not on_path) for name, each in search.inputs.items()})
     return smaller if again is not None and _is_near(smaller, again.trial) else None
 
 
@@ -92,7 +99,7 @@ class _Search:
         self.inputs: Inputs = {
             name: Shrunk.of(draw, seed + n)
             for n, (name, draw) in enumerate(found.trial.draws.items())
-            if isinstance(draw, Draw) and name in names
+            if isinstance(draw, Draw | Numbers) and name in names
         }
         self.best: Difference | None = None
 

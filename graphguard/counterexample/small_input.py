@@ -12,7 +12,7 @@ import torch
 
 from graphguard.aten.custom import WIDE
 from graphguard.aten.operators import DTYPES
-from graphguard.oracle.draws import Draw
+from graphguard.oracle.draws import Draw, Numbers
 
 Window = tuple[tuple[int, int], ...]  # by dim, from and to
 RANDOM, WHOLE, POSITIVE, ONE, ZERO = "random", "whole", "positive", "one", "zero"
@@ -24,13 +24,13 @@ _BETWEEN = {WHOLE: (-3, 4), POSITIVE: (1, 4)}
 class Shrunk:
     """kind: which numbers are inside of the window. seed: of those that are random."""
 
-    draw: Draw
+    draw: Draw | Numbers
     seed: int
     kind: str
     window: Window
 
     @staticmethod
-    def of(draw: Draw, seed: int) -> Shrunk:
+    def of(draw: Draw | Numbers, seed: int) -> Shrunk:
         """All of an input, as random as it was."""
         return Shrunk(draw, seed, RANDOM, tuple((0, size) for size in draw.shape))
 
@@ -133,7 +133,9 @@ class Shrunk:
         where = name if self.is_all else _indexed(name, self._spans())
         if self.kind == ONE:
             return [f"{where} = 1 everywhere" if self.is_all else f"{where} = 1"]
-        return [f"{where} random" if self.kind == RANDOM else f"{where} small whole numbers"]
+        if self.kind == RANDOM:
+            return [f"{where} {'as drawn' if isinstance(self.draw, Numbers) else 'random'}"]
+        return [f"{where} small whole numbers"]
 
     def lines(self, name: str) -> list[str]:
         """The lines of a script that make it."""

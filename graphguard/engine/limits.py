@@ -66,13 +66,16 @@ class Limits:
 
     def for_paths(self) -> Limits:
         """For the same along the path of a sample, of which there are several."""
-        return self._with({"crossings": 64, "scattered": 1024})
+        return self._with(_ON_PATHS)
 
     def _with(self, others: Mapping[str, int]) -> Limits:
         default = Limits()
         return replace(self, **{name: most for name, most in others.items() if getattr(self, name) == getattr(default, name)})
 
 
+_ON_PATHS = {
+    "terms": 128, "terms_in_all": 512, "crossings": 64, "steps": 100, "written_terms": 128, "scattered": 4096, "work": 5000,
+}  # fmt: skip
 _MANY = {
     "terms": 256, "terms_in_all": 1024, "cells": 1024, "crossings": 1024, "steps": 200, "written_terms": 512,
     "scattered": 8192, "work": 20_000,

@@ -18,11 +18,12 @@ from random import Random
 from typing import Any
 
 from graphguard.api import verify
-from graphguard.errors import GraphGuardError, InternalError
+from graphguard.errors import GraphGuardError, InternalError, ReadsValuesError
 from graphguard.mutate import tally
 from graphguard.mutate.mutant import Breeder, DrawingError, Judged, judged, mutants_of, rewrites_of, unmade
 from graphguard.mutate.mutants import KINDS
 from graphguard.mutate.page import page
+from graphguard.mutate.path_specimen import path_specimens
 from graphguard.mutate.processes import Begin, Died, in_processes
 from graphguard.mutate.rewrites import REWRITES
 from graphguard.mutate.specimen import Specimen, specimen
@@ -98,6 +99,7 @@ class Plan:
     limit: float
     until: float  # when it stops in any case
     locate_every: int = 1  # mutants, one is located: that takes longer than to catch it
+    paths: int = 3  # of a check whose programs read values
 
 
 @dataclass
@@ -119,7 +121,7 @@ class Result:
 def turns(cases: Sequence[Any], plan: Plan, begin: Begin) -> Iterator[Turn]:
     """Turns of all cases, until there are enough mutants and rewrites, or nothing new is found."""
     mutants = rewrites = 0
-    herds: dict[str, Herd] = {}
+    herds: dict[str, list[Herd]] = {}
     left = list(cases)
     found = True
     while found:
@@ -130,8 +132,10 @@ def turns(cases: Sequence[Any], plan: Plan, begin: Begin) -> Iterator[Turn]:
             begin(case.name)
             try:
                 if case.name not in herds:
-                    herds[case.name] = Herd(specimen(case.name, job_of(case)), plan.seed, begin)
-                turn = herds[case.name].turn(plan)
+                    found_here = specimens(case.name, job_of(case), plan.paths)
+                    herds[case.name] = [Herd(each, plan.seed, begin) for each in found_here]
+                herds[case.name].append(herd := herds[case.name].pop(0))  # its paths take turns, too
+                turn = herd.turn(plan)
             except GraphGuardError as error:
                 print(f"left out: {error}", flush=True)
                 left.remove(case)
@@ -175,6 +179,14 @@ def _tell(result: Result, turn: Turn, begun: float) -> None:
     for word, lines in (("UNSOUND", tally.unsound(new)), ("CRASH", tally.crashes(new))):
         for line in lines:
             print(f"{word} {line}", flush=True)
+
+
+def specimens(name: str, job: Job, paths: int) -> list[Specimen]:
+    """The check; or, of programs that read values, some of its paths."""
+    try:
+        return [specimen(name, job)]
+    except ReadsValuesError:
+        return list(path_specimens(name, job, paths))
 
 
 # ---------------------------------------------------------------------- the proof cases

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from graphguard.errors import UsageError
 from graphguard.mutate import tally
-from graphguard.mutate.campaign import LIMIT, Result, as_report
+from graphguard.mutate.campaign import LIMIT, Result, as_report, specimens
 from graphguard.mutate.mutant import Judged, Mutant, judged, mutants_of, rewrites_of
-from graphguard.mutate.specimen import specimen
 from graphguard.pipeline import Job
 
 _REWRITES = 10  # one rewrite for so many mutants
@@ -19,12 +18,12 @@ def mutate(name: str, job: Job, count: int, seed: int) -> int:
     """Print the tables of a check's mutants and rewrites. The exit code: 1 if something wrong was verified, 2 for a crash."""
     if count < 1:
         raise UsageError(f"-n {count}: write how many mutants are made, from 1 on")
-    subject = specimen(name, job)
-    outcomes: list[list[Judged]] = []
-    for breed, number in ((mutants_of, count), (rewrites_of, -(-count // _REWRITES))):
-        outcomes.append(
-            [judged(subject, mutant, LIMIT) for mutant in _shown(breed(subject, str(seed)).several(number), number)]
-        )
+    subjects = specimens(name, job, job.paths)
+    outcomes: list[list[Judged]] = [[], []]
+    for subject in subjects:
+        share = -(-count // len(subjects))
+        for found, breed, number in zip(outcomes, (mutants_of, rewrites_of), (share, -(-share // _REWRITES)), strict=True):
+            found += [judged(subject, mutant, LIMIT) for mutant in _shown(breed(subject, str(seed)).several(number), number)]
     _clear()
     mutants, rewrites = outcomes
     if not mutants:

@@ -161,7 +161,7 @@ def specimen(name: str, job: Job) -> Specimen:
     proof = proved_apart(first, problem.mesh.size, partial(attempt, True))
     if not proof.proved:
         raise UsageError(f"{name} is not verified, and only a check that verifies can be mutated: {proof.findings[0].message}")
-    expected = {path: _in_full(stated.get(path), proof, path) for path in proof.relations}
+    expected = {path: in_full(stated.get(path), proof, path) for path in proof.relations}
     graphs = (captured.sequential, captured.joint, captured.relations)
     made = Specimen(name, *graphs, problem.mesh, expected, ranges, proof.seconds, lemmas=lemmas, apart=proof is not first)
     found = interpret(made.sequential, captured.world(), made.ranges, lemmas)
@@ -174,7 +174,7 @@ def specimen(name: str, job: Job) -> Specimen:
     return made
 
 
-def _in_full(stated: Expectation | None, proof: Proof, path: str) -> Expectation:
+def in_full(stated: Expectation | None, proof: Proof, path: str) -> Expectation:
     """What is expected of an output; its proved relation, if none is stated."""
     if stated is not None and stated.states_relation:
         return stated
@@ -199,10 +199,14 @@ def _trial(made: Specimen, found: Interpretation, bounds: Mapping[str, Bounds], 
         elif tensor.is_floating_point():
             tensor = tensor * (2.0**-30 if seed == TINY else _SCALES[seed % len(_SCALES)])
         given[name] = _within(tensor, *bounds.get(name, (None, None))) if tensor.is_floating_point() else tensor
+    return trial_of(made, given, None if awkward is not None else nudged(given, seed))
+
+
+def trial_of(made: Specimen, given: Tensors, moved: Tensors | None) -> Trial:
+    """moved: the same inputs but for rounding, where they can be moved."""
     wanted = _outputs(made.sequential, given)
-    moved = wanted if awkward is not None else _outputs(made.sequential, _nudged(given, seed))
-    room = _OF_AWKWARD if awkward is not None else 0.0
-    tolerance = {path: _tolerance(tensor, moved[path], room) for path, tensor in wanted.items()}
+    others, room = (wanted, _OF_AWKWARD) if moved is None else (_outputs(made.sequential, moved), 0.0)
+    tolerance = {path: _tolerance(tensor, others[path], room) for path, tensor in wanted.items()}
     return Trial([_outputs(relation, given) for relation in made.relations], wanted, tolerance)
 
 
@@ -217,7 +221,7 @@ def _outputs(graph: Graph, inputs: Tensors) -> Tensors:
     return {path: tensor for path, tensor in run(graph, inputs, wide=True).outputs().items() if tensor is not None}
 
 
-def _nudged(inputs: Tensors, seed: int) -> Tensors:
+def nudged(inputs: Tensors, seed: int) -> Tensors:
     generator = torch.Generator().manual_seed(seed)
     return {
         name: tensor * (1 + _NUDGE * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))

@@ -181,6 +181,29 @@ def _kind(value: Value, mixture: int, place: int) -> str:
     return kinds[(mixture + place) % len(kinds)]
 
 
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """One input that is written out. Smaller ones are made of it as of one that is drawn."""
+
+    dtype: str
+    numbers: torch.Tensor
+    low: Bound = None
+    high: Bound = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.numbers.shape)
+
+    def tensor(self, generator: torch.Generator) -> torch.Tensor:
+        return self.numbers
+
+    def lines(self, name: str) -> list[str]:
+        return [f"{name} = {self.code()}"]
+
+    def code(self) -> str:
+        return f"torch.tensor({self.numbers.tolist()!r}, dtype={self.numbers.dtype}).reshape({self.shape})"
+
+
 def drawn(draws: Mapping[str, Given], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: draw.tensor(generator) for name, draw in draws.items()}

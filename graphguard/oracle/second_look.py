@@ -34,7 +34,7 @@ _OPERAND_BITS, _RESULT_BITS = 29, 12  # that are zero at the end of a number of 
 
 
 Stays = Callable[[Run, Sequence[Run]], bool]
-_OFF_PATH = "rounding, or the order of equal numbers, decides which way the programs go"
+OFF_PATH = "rounding, or the order of equal numbers, decides which way the programs go"
 
 
 class Wavering(Forgiving):
@@ -129,9 +129,9 @@ def look_again(programs: Programs, trial: Trial, runs: int, stays: Stays | None 
         except ReplayError:
             if stays is None:
                 raise
-            raise UndefinedError(_OFF_PATH) from None
+            raise UndefinedError(OFF_PATH) from None
         if stays is not None and not stays(alone, states):
-            raise UndefinedError(_OFF_PATH)
+            raise UndefinedError(OFF_PATH)
         if any(map(overflows, states)):
             trial.forgive_overflow()
         for path, reference in trial.references.items():

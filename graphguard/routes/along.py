@@ -72,7 +72,8 @@ class _Path:
         decisions = self._decisions()
         captured = self._written()
         sample = {name: constant_of(tensor) for name, tensor in self.sample.items()}
-        deciding = (tuple(self.known), *(tuple(rank.known) for rank in self.ranks))
+        each = [self.known, *(rank.known for rank in self.ranks)]
+        deciding = tuple({value: constant_of(tensor) for value, tensor in known.items()} for known in each)
         path = Along(sample, self.raw, decisions, deciding, self.of_ranks, tuple(self.unexplained))
         return replace(self.before, captured=captured, expected={**self.before.expected, **expected}, along=path)
 

@@ -97,8 +97,10 @@ def _place(node: Node, value: Value) -> int:
 
 
 def _parts(whole: Value, part: Value) -> Iterator[Part]:
-    """The boxes of a tensor that may be a part of it: of its dims, of rows and columns, of all elements in a row."""
-    for seen_as, sizes in dict.fromkeys(zip(_views(whole.shape), _views(part.shape), strict=True)):
+    """The boxes of a tensor that may be a part of it: of its dims, of rows and columns, of all elements in a row, of rows that
+    are joined dims themselves."""
+    views = [*zip(_views(whole.shape), _views(part.shape), strict=True), *_split_rows(whole.shape, part.shape)]
+    for seen_as, sizes in dict.fromkeys(views):
         if len(seen_as) != len(sizes) or any(size > full for size, full in zip(sizes, seen_as, strict=True)):
             continue
         places = [_starts(full, size) for full, size in zip(seen_as, sizes, strict=True)]
@@ -111,6 +113,16 @@ def _views(shape: Shape) -> list[Shape]:
     return [shape, rows, (math.prod(shape),)]
 
 
+def _split_rows(whole: Shape, part: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """Rows as two dims: of a sequence and a batch that were joined, a rank may have parts of both."""
+    if not whole or not part or whole[-1] != part[-1]:
+        return
+    rows, its = math.prod(whole[:-1]), math.prod(part[:-1])
+    for inner in (n for n in range(2, rows) if rows % n == 0):
+        for mine in (n for n in range(1, inner) if its % n == 0 and its // n <= rows // inner):
+            yield (rows // inner, inner, whole[-1]), (its // mine, mine, part[-1])
+
+
 def _starts(full: int, size: int) -> list[int]:
     """Where equal pieces begin comes first."""
     if size == full or size == 0:
@@ -121,7 +133,11 @@ def _starts(full: int, size: int) -> list[int]:
 
 def _agree(part: Part, whole: torch.Tensor, mine: torch.Tensor) -> bool:
     """Whether a rank's numbers are those of the whole at a place. They may have dims that the decision has not."""
-    if part.seen_as != tuple(part.of.shape):
+    if len(part.seen_as) > 2 and part.seen_as != tuple(part.of.shape):
+        if whole.numel() % math.prod(part.seen_as[:-1]) or mine.numel() % max(1, math.prod(part.sizes[:-1])):
+            return False
+        whole, mine = whole.reshape(*part.seen_as[:-1], -1), mine.reshape(*part.sizes[:-1], -1)
+    elif part.seen_as != tuple(part.of.shape):
         whole, mine = _as_rows(whole), _as_rows(mine)
     for dim, (full, start, size) in enumerate(zip(part.seen_as, part.starts, part.sizes, strict=True)):
         if size == full:

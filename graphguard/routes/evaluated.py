@@ -14,6 +14,9 @@ from graphguard.graph.operators import name_of
 LARGEST = 1 << 20  # elements; what is larger is not computed
 _SHAPE_ALONE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}  # of their first operand
 
+# What these find among positions follows no rule that a proof could see.
+_FINDS = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "nonzero", "bincount", "histc", "searchsorted", "bucketize"}
+
 _CANNOT = (ReplayError, RuntimeError, IndexError, TypeError, ValueError)
 
 
@@ -57,7 +60,7 @@ class Known:
         return found
 
     def rests_on_data(self, value: Value) -> bool:
-        """Whether a known tensor depends on numbers that were given, and not on positions alone."""
+        """Whether a known tensor depends on numbers that were given, or that were found, and not on positions alone."""
         return self.data(value) is not None and value in self._told
 
     def _missing(self, value: Value) -> list[Value]:
@@ -87,7 +90,7 @@ class Known:
         results = self._kernels.run(node, lookup)
         for output, tensor in zip(node.outputs, results, strict=False):
             self._data.setdefault(output, tensor)  # what was given stays
-            if any(each in self._told for each in read):
+            if any(each in self._told for each in read) or name_of(node.op) in _FINDS:
                 self._told.add(output)
             if leaves_unwritten(node.op) or any(each in self._unwritten for each in read):
                 self._unwritten.add(output)

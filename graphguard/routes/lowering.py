@@ -83,13 +83,14 @@ class _Lowering:
         results = rule(
             Site(node, self._known, self._build), *args, **{name: self._held(arg) for name, arg in node.kwargs.items()}
         )
-        if results is None:
+        each = results if isinstance(results, tuple) else (results,)
+        if results is None or not all(map(_is_in_place_of, each, node.outputs)):
             del self._nodes[before:]
             return False
         self.replaced += 1
-        each = results if isinstance(results, tuple) else (results,)
         self._instead.update({old: new for old, new in zip(node.outputs, each, strict=True) if new is not None})
-        return not any(value in self._given for value in node.outputs)
+        left = [old for old, new in zip(node.outputs, each, strict=True) if new is None and not self._is_number(old)]
+        return not left and not any(value in self._given for value in node.outputs)
 
     def _is_folded(self, value: Value) -> bool:
         """Whether a value is known by its numbers, so that nothing needs to compute it."""
@@ -127,6 +128,11 @@ class _Lowering:
             made = self._written[value] = self._build.fresh(value.shape, value.dtype)
             self._constants[made] = constant_of(data)
         return self._written[value]
+
+
+def _is_in_place_of(new: Value | None, old: Value) -> bool:
+    """Whether a tensor is of the kind that a node gives. A rule that makes another one does not know what torch does there."""
+    return new is None or (new.shape == old.shape and new.dtype == old.dtype)
 
 
 def _plain(op: str) -> str:

@@ -60,16 +60,19 @@ def layers(places: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
 
 
 def put(build: Builder, x: Value, first: int, places: torch.Tensor, y: Value) -> Value | None:
-    """x with y's elements along dim `first` in these places; None if there are two for one, as either may be the last."""
+    """x with y's elements along dim `first` in these places; None if there are two for one, as either may be the last, and
+    where torch raises: neither tensor takes the dtype of the other."""
     covered = range(first, first + places.shape[1])
     sources = layers(places, [x.shape[d] for d in covered])
-    if len(sources) > 1:
+    if len(sources) > 1 or x.dtype != y.dtype:
         return None
     return x if not sources else _laid(build, sources[0], first, y, x)
 
 
-def added(build: Builder, x: Value, first: int, places: torch.Tensor, y: Value) -> Value:
-    """x with y's elements along dim `first` added in these places."""
+def added(build: Builder, x: Value, first: int, places: torch.Tensor, y: Value) -> Value | None:
+    """x with y's elements along dim `first` added in these places; None where torch raises, as above."""
+    if x.dtype != y.dtype:
+        return None
     for source in layers(places, [x.shape[d] for d in range(first, first + places.shape[1])]):
         x = build.add(x, _laid(build, source, first, y, None))
     return x

@@ -118,7 +118,7 @@ def _places(site: Site, x: Value) -> tuple[int, tuple[int, ...], torch.Tensor] |
 @rule("aten.masked_select.default")
 def masked_select(site: Site, x: Value, mask: Value) -> Results:
     data = site.data(1)
-    if data is None or not x.shape or data.shape != x.shape:
+    if data is None or not x.shape or data.shape != x.shape or data.dtype != torch.bool:
         return None
     return picked(site.build, x, 0, data.nonzero())
 
@@ -188,7 +188,7 @@ def _scattered(site: Site, x: Value, dim: int, y: Value, write: Callable[..., Va
         return None
     dim %= len(x.shape)
     at = inside(data, x.shape[dim])
-    if at is None or (write is put and _is_twice(at, dim)):
+    if at is None or x.dtype != y.dtype or (write is put and _is_twice(at, dim)):
         return None
     if not at.numel():
         return x
@@ -221,18 +221,20 @@ def _within(build: Builder, x: Value, part: Value, box: Box) -> Value:
 
 @rule("aten.masked_scatter.default")
 def masked_scatter(site: Site, x: Value, mask: Value, y: Value) -> Results:
-    data = site.data(1)
-    if data is None or not x.shape:
+    data, build, shape = site.data(1), site.build, site.raw.outputs[0].shape
+    if data is None or not shape or data.dtype != torch.bool:
         return None
-    places = data.expand(x.shape).nonzero()
-    flat = site.build.view(y, (y.numel,))
-    return put(site.build, x, 0, places, site.build.cut(flat, 0, 0, len(places)))
+    places = data.expand(shape).nonzero()
+    if len(places) > y.numel:
+        return None
+    flat = build.view(y, (y.numel,))
+    return put(build, build.expand(x, shape), 0, places, build.cut(flat, 0, 0, len(places)))
 
 
 @rule("aten.masked_scatter_backward.default")
 def masked_scatter_backward(site: Site, grad: Value, mask: Value, sizes: Sequence[int]) -> Results:
     data, build = site.data(1), site.build
-    if data is None or not grad.shape:
+    if data is None or not grad.shape or data.dtype != torch.bool:
         return None
     flat = picked(build, grad, 0, data.expand(grad.shape).nonzero())
     rest = site.raw.outputs[0].numel - flat.shape[0]
@@ -272,7 +274,7 @@ def _sizes(box: Box) -> list[int]:
 
 
 def _chosen(site: Site, mask: torch.Tensor | None, shape: Sequence[int], yes: Any, no: Any) -> Results:
-    if mask is None or yes is None or no is None or 0 in shape or not shape:
+    if mask is None or mask.dtype != torch.bool or yes is None or no is None or 0 in shape:
         return None
     wide = mask.expand(tuple(shape))
     return site.build.in_blocks(wide, range(len(shape)), lambda block, box: (yes if block.item() else no)(box))
@@ -309,6 +311,8 @@ def grouped_mm(
     if ends is None or bias is not None or site.raw.outputs[0].dtype != a.dtype or len(a.shape) != 2:
         return None
     spans = list(zip([0, *ends.tolist()[:-1]], ends.tolist(), strict=True))
+    if not spans or a.dtype != b.dtype or (len(b.shape) == 3 and b.shape[0] != len(spans)):
+        return None
     if any(low > high for low, high in spans) or spans[-1][1] > a.shape[0 if len(b.shape) == 3 else 1]:
         return None
     if len(b.shape) == 2:

@@ -273,7 +273,8 @@ class _Judging:
             if path.has(trial.sequential, trial.ranks):
                 trial.keep_outputs()
                 self.trials.append(trial)
-        self.small = False  # what is smaller may be on another path
+            elif number == 0:
+                raise UndefinedError(second_look.OFF_PATH)
 
     def _narrower(self) -> list[Ranges]:
         """Small numbers, for a program that indexes with integers in ways that nothing is known of, and raises."""
@@ -450,9 +451,11 @@ class _Judging:
     def _counterexample(self, path: str, kind: str, found: Difference, suspects: Suspects | None) -> Counterexample:
         stated = self.expected.get(path)
         part = sliced(self.programs, [path])
-        look = partial(self._difference, part, path, kind, found.trial)
-        sure = partial(self._is_sure, part, path, kind)
-        smaller = shrunk(found, look, sure, part.sequential.inputs, _runs(part)) if self.small else None
+        executed = part if self.on_path is None else self.programs  # a part may not decide all that leads the way
+        look = partial(self._difference, executed, path, kind, found.trial)
+        sure = partial(self._is_sure, executed, path, kind)
+        names, runs, on_path = executed.sequential.inputs, _runs(executed), self.on_path is not None
+        smaller = shrunk(found, look, sure, names, runs, on_path) if self.small else None
         trial, element, allowed = smaller or found
         output = self._output(path)
         parting = None if suspects is None else parting_of(suspects, element, None if smaller is None else trial)
@@ -482,6 +485,8 @@ class _Judging:
         try:
             trial = execute(*part, inputs, before.regime, before.seed)
         except (UndefinedError, ReplayError):
+            return None
+        if self.on_path is not None and not self.on_path.has(trial.sequential, trial.ranks):
             return None
         return self._in_one(trial, path, kind)
 

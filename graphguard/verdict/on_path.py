@@ -3,83 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from graphguard.aten.kernels import tensor_of
 from graphguard.aten.operators import DTYPES
 from graphguard.capture.front import Along
 from graphguard.graph.ancestry import needed_alone
-from graphguard.graph.ir import Constant, Value
-from graphguard.oracle.draws import Given, Ranges, Regime, draws_of
+from graphguard.oracle.draws import Given, Numbers, Ranges, Regime, draws_of
 from graphguard.oracle.replay import Run
 
 _NEAR = 1e-3  # how far inputs that decide are moved, relative to what they are
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """An input that is written out."""
-
-    numbers: torch.Tensor
-
-    def tensor(self, generator: torch.Generator) -> torch.Tensor:
-        return self.numbers
-
-    def lines(self, name: str) -> list[str]:
-        return [
-            f"{name} = torch.tensor({self.numbers.tolist()!r}, dtype={self.numbers.dtype}).reshape({tuple(self.numbers.shape)})"
-        ]
-
-
 class OnPath:
-    """What was decided is what the first run shows, which is that of the sample."""
+    """What was decided is what was recorded, and no matter of which run comes first."""
 
     regime = Regime(1.0)
 
     def __init__(self, along: Along, ranges: Ranges):
         self.along, self.ranges = along, ranges
         self.sequential = along.raw.sequential
-        needed = needed_alone(self.sequential, along.deciding[0])
+        needed = needed_alone(self.sequential, list(along.deciding[0]))
         self.deciding = {name for name, value in self.sequential.inputs.items() if value in needed}
-        self._chosen: list[dict[Value, torch.Tensor]] | None = None
+        self._chosen = [{value: tensor_of(each) for value, each in known.items()} for known in along.deciding]
 
     def inputs(self, number: int, seed: int) -> Mapping[str, Given]:
         """Of a trial: the first has the sample."""
-        sample = {name: _tensor(constant) for name, constant in self.along.sample.items()}
+        sample = {name: tensor_of(constant) for name, constant in self.along.sample.items()}
         if number == 0:
-            return {name: Numbers(sample[name]) for name in self.sequential.inputs}
+            return {name: self._numbers(name, sample[name]) for name in self.sequential.inputs}
         generator = torch.Generator().manual_seed(seed + number)
         drawn = draws_of(self.sequential, self.ranges, self.regime, {})
         return {
-            name: Numbers(_near(sample[name], generator) if self._stays_near(name) else drawn[name].tensor(generator))
+            name: self._numbers(
+                name, _near(sample[name], generator) if self._stays_near(name) else drawn[name].tensor(generator)
+            )
             for name in self.sequential.inputs
         }
+
+    def _numbers(self, name: str, numbers: torch.Tensor) -> Numbers:
+        return Numbers(self.sequential.inputs[name].dtype, numbers, *self.ranges.get(name, (None, None)))
 
     def _stays_near(self, name: str) -> bool:
         """Whether an input decides, or is whole numbers, which may be positions."""
         return name in self.deciding or not DTYPES[self.sequential.inputs[name].dtype].is_floating_point
 
     def has(self, alone: Run, ranks: Sequence[Run]) -> bool:
-        """Whether programs that were run are on the path."""
-        states = [alone, *ranks]
-        if self._chosen is None:
-            self._chosen = [
-                {value: state.values[value] for value in values if value in state.values}
-                for state, values in zip(states, self.along.deciding, strict=True)
-            ]
+        """Whether programs that were run are on the path. Of a part that does not decide it is not known."""
         return all(
-            torch.equal(state.values[value], chosen)
-            for state, each in zip(states, self._chosen, strict=True)
+            value in state.values and torch.equal(state.values[value], chosen)
+            for state, each in zip([alone, *ranks], self._chosen, strict=True)
             for value, chosen in each.items()
-            if value in state.values
         )
-
-
-def _tensor(constant: Constant) -> torch.Tensor:
-    if not constant.data:
-        return torch.empty(constant.shape, dtype=DTYPES[constant.dtype])
-    return torch.frombuffer(bytearray(constant.data), dtype=DTYPES[constant.dtype]).reshape(constant.shape)
 
 
 def _near(sample: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 
 from graphguard.capture.front import Along, Decision
+from graphguard.errors import InternalError
 from graphguard.graph.findings import Finding
 from graphguard.report.report import Choice, OutputRelation, Report
 
@@ -29,6 +30,8 @@ def without_decisions(report: Report, along: Along) -> None:
 
 def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:
     """The report that says least is the one that counts. It is never one for all inputs: `paths` says along how many."""
+    if not answers or any(along is None and report.verdict != "refuted" for along, report in answers):
+        raise InternalError("programs that read values have no path, and are not refuted; please report it")
     order = {"refuted": 0, "unproven": 1, "verified": 2}
     along, report = min(answers, key=lambda each: order[each[1].verdict])
     report.paths, report.decisions = len(answers), _tried([each for each, _ in answers if each is not None])
@@ -41,6 +44,8 @@ def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:
     for name in ("assumptions", "notes", "opaque"):
         setattr(report, name, list(dict.fromkeys(chain.from_iterable(getattr(each, name) for _, each in answers))))
     report.conditions = tuple(dict.fromkeys(chain.from_iterable(each.conditions for _, each in answers)))
+    if not all("kept" in each.stats for _, each in answers):
+        report.stats.pop("kept", None)
     report.stats["seconds"] = {
         phase: sum(each.stats["seconds"][phase] or 0.0 for _, each in answers) for phase in report.stats["seconds"]
     }
@@ -48,12 +53,17 @@ def of_paths(answers: Sequence[tuple[Along | None, Report]]) -> Report:
 
 
 def _tried(paths: Sequence[Along]) -> tuple[Choice, ...]:
-    """Every decision of the sequential program, with what it was on the paths. On one path it may be made more than once."""
-    by_text: dict[str, list[Decision]] = {}
+    """Every decision of the sequential program, with what it was on the paths. On one path it may be made more than once: of
+    several tensors, on one line."""
+    by_text: dict[str, list[list[Decision]]] = {}
     for path in paths:
-        for decision in path.decisions:
-            by_text.setdefault(decision.text, []).append(decision)
-    return tuple(Choice(text, len({each.chosen for each in every}), _seen(every)) for text, every in by_text.items())
+        for text in dict.fromkeys(decision.text for decision in path.decisions):
+            by_text.setdefault(text, []).append([each for each in path.decisions if each.text == text])
+    return tuple(Choice(text, _ways(tried), _seen([*chain(*tried)])) for text, tried in by_text.items())
+
+
+def _ways(tried: Sequence[Sequence[Decision]]) -> int:
+    return len({tuple(each.chosen for each in on_one_path) for on_one_path in tried})
 
 
 def _seen(decisions: Sequence[Decision]) -> str:
@@ -68,6 +78,8 @@ def _seen(decisions: Sequence[Decision]) -> str:
 
 def _preview(decision: Decision) -> str:
     numbers = _numbers(decision).tolist()
+    if len(numbers) > 4 and len(set(numbers)) == 1:
+        return f"{len(numbers)} times {numbers[0]}"
     return f"{numbers[:SHOWN]}".replace("]", ", ...]") if len(numbers) > SHOWN else str(numbers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,10 @@ _CASTS = ("aten._to_copy.", "aten.to.", "aten.copy.", "aten.copy_.", "prims.conv
 _FLOATS = ("float", "bfloat", "complex")
 
 
-def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) -> Report:
-    """The report of a check whose ranks communicate as they should."""
+def report_of(
+    proof: Proof, judgement: Judgement, assumptions: Sequence[str], not_theirs: Container[str] = frozenset()
+) -> Report:
+    """The report of a check whose ranks communicate as they should. not_theirs: outputs that the user does not know of."""
     if judgement.contradicted:
         path = judgement.contradicted[0]
         raise InternalError(
@@ -44,7 +46,7 @@ def report_of(proof: Proof, judgement: Judgement, assumptions: Sequence[str]) ->
         report.conditions = tuple(each for each in proof.conditions if not report.relation.keys().isdisjoint(each.outputs))
         report.findings = findings_of(suited([*proof.findings, *_undefined(proof, judgement)], judgement), judgement)
         report.findings[:1] = [replace(each, odd=tuple(odd_outputs(proof))) for each in report.findings[:1]]
-        report.notes += _not_proved(proof, judgement)
+        report.notes += _not_proved(proof, judgement, not_theirs)
     elif proof.proved:
         report.notes += _unexecuted(judgement, "the verdict rests on the proof alone")
     else:
@@ -70,10 +72,10 @@ def _undefined(proof: Proof, judgement: Judgement) -> list[Finding]:
     return findings
 
 
-def _not_proved(proof: Proof, judgement: Judgement) -> list[str]:
+def _not_proved(proof: Proof, judgement: Judgement, not_theirs: Container[str]) -> list[str]:
     """Beside what is wrong, outputs that are open."""
     findings = [each for each in proof.findings if each.output not in judgement.kinds and not each.needs_no_execution]
-    paths = [each.output for each in findings if each.output is not None]
+    paths = [each.output for each in findings if each.output is not None and each.output not in not_theirs]
     return [f"not proved either, and not seen to differ: {in_words(paths)}"] if paths else []
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from harness import assert_same, capture_one, copies, flat, random_inputs
 
 from graphguard import Input
+from graphguard.errors import GraphGuardError
 from graphguard.graph.wellformed import require_wellformed
 from graphguard.oracle.replay import replay
 from graphguard.routes.lowering import lowered, lowered_constants
@@ -158,6 +159,26 @@ def test_a_choice_that_was_made():
     assert not same_on(graph, made, other)  # another path
 
 
+def test_what_is_found_among_known_numbers_is_known():
+    """A rank without rows pads with zeros, and sorts them."""
+
+    def program(x):
+        values, order = torch.zeros(3, dtype=torch.int64).sort(stable=True)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(3)
+        return {"y": x[back] * torch.bincount(values, minlength=3).view(3, 1), "order": order // 2}
+
+    assert_lowers(program, {"x": X}, random_inputs({"x": X}))
+
+
+def test_a_choice_of_which_one_result_is_not_known():
+    """The largest of known numbers, which rest on positions alone: its place is not folded, and so what finds it stays."""
+    graph = capture_one(lambda x: {"y": x[:3], "at": torch.arange(3).max(0).indices}, {"x": X})
+    made = lowered(graph)
+    require_wellformed(made)
+    assert same_on(graph, made, random_inputs({"x": X}))
+
+
 @pytest.mark.parametrize("rows", [[2, 2, 5], [0, 3, 3], [0, 0, 0]])
 @pytest.mark.parametrize("summed", [False, True])
 def test_products_in_groups(rows, summed):
@@ -187,6 +208,83 @@ def test_what_has_no_kernel_here_is_not_known():
     """`histc` of whole numbers: torch has it on a GPU alone."""
     graph = capture_one(lambda x: x[:4] * torch.histc(WIDE, 4, 0, 3).view(4, 1), {"x": X})
     assert any(node.op == "aten.histc.default" for node in lowered(graph).nodes)
+
+
+# ---------------------------------------------------------------------- dtypes
+KINDS = [torch.float32, torch.bool, torch.uint8, torch.int8, torch.int64, torch.complex64]
+HALF = torch.tensor([[0, 2]] * 5)
+OF_ANY_DTYPE = {
+    "index_add": lambda x, y: x.index_add(0, ROWS, y),
+    "index_add of twice as much": lambda x, y: x.index_add(0, ROWS, y, alpha=2),
+    "scatter_add": lambda x, y: x.scatter_add(0, torch.stack([ROWS, ROWS.flip(0)], 1), y),
+    "index_put accumulates": lambda x, y: x.index_put((ROWS,), y, accumulate=True),
+    "index_put by a mask": lambda x, y: x.index_put((LINE,), y[:3]),
+    "index_put by a mask of bytes": lambda x, y: x.index_put((LINE.to(torch.uint8),), y[:3]),
+    "index_put by a mask of elements accumulates": lambda x, y: x.index_put((MASK,), y.flatten()[:10], accumulate=True),
+    "index by a mask of bytes": lambda x, y: x[LINE.to(torch.uint8)],
+    "index by a mask and by numbers": lambda x, y: x[LINE, torch.tensor([0, 2, 1])],
+    "masked_fill of a fraction": lambda x, y: x.masked_fill(MASK, 2.7),
+    "masked_fill of 2": lambda x, y: x.masked_fill(MASK, 2),
+    "masked_fill by a wider mask": lambda x, y: x[:1].masked_fill(MASK, 1),
+    "scatter of a fraction": lambda x, y: x.scatter(1, HALF, 2.7),
+    "masked_scatter by a wider mask": lambda x, y: x[:1].masked_scatter(MASK, y),
+    "where beside a fraction": lambda x, y: torch.where(MASK, x, 2.7),
+    "a mask as a summand": lambda x, y: x + MASK,
+}
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("name", OF_ANY_DTYPE)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_whatever_the_dtype(kind, name):
+    """Sums of truths are truths, bytes go round, fractions are cut off: as torch does it. What it refuses is refused."""
+    inputs = {"x": Input((5, 4), dtype=kind), "y": Input((6, 4), dtype=kind)}
+    given = random_inputs(inputs, high=127)
+    try:
+        expected = flat(OF_ANY_DTYPE[name](**copies(given)))
+    except RuntimeError:
+        with pytest.raises((GraphGuardError, RuntimeError)):
+            replay(lowered(capture_one(OF_ANY_DTYPE[name], inputs)), given)
+        return
+    made = lowered(capture_one(OF_ANY_DTYPE[name], inputs))
+    require_wellformed(made)
+    assert_same(replay(made, given), expected)
+
+
+OF_TWO_DTYPES = {
+    "index_add": lambda x, y: torch.ops.aten.index_add(x, 0, ROWS, y),
+    "index_copy": lambda x, y: torch.ops.aten.index_copy(x, 0, ROWS[:3], y[:3]),
+    "index_put": lambda x, y: torch.ops.aten.index_put(x, (ROWS,), y, True),
+    "scatter": lambda x, y: torch.ops.aten.scatter(x, 1, HALF, y[:5, :2]),
+    "scatter_add": lambda x, y: torch.ops.aten.scatter_add(x, 1, HALF, y[:5, :2]),
+    "masked_scatter": lambda x, y: torch.ops.aten.masked_scatter(x, MASK, y),
+    "masked_scatter by bytes": lambda x, y: torch.ops.aten.masked_scatter(x, MASK.to(torch.uint8), x),
+    "masked_scatter of too few": lambda x, y: torch.ops.aten.masked_scatter(x, MASK, x[:1]),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO_DTYPES)
+def test_what_torch_refuses_is_not_spelled_out(name):
+    """Without data some of these pass: they must not become something that has a value."""
+    inputs = {"x": Input((5, 4), dtype=torch.complex64), "y": Input((6, 4))}
+    with pytest.raises(RuntimeError):
+        OF_TWO_DTYPES[name](**random_inputs(inputs))
+    try:
+        graph = capture_one(OF_TWO_DTYPES[name], inputs)
+    except GraphGuardError:
+        return
+    with pytest.raises(GraphGuardError):
+        replay(lowered(graph), random_inputs(inputs))
+
+
+@pytest.mark.parametrize("padding", [-1, -4, 1])
+def test_rows_that_are_padding_have_no_gradient(padding):
+    """-1 is none, and so is every other number below 0: the operator does not count from the end."""
+
+    def program(x):
+        return torch.ops.aten.embedding_dense_backward(x, ROWS[:5], 5, padding, False)
+
+    assert_lowers(program, {"x": X}, random_inputs({"x": X}))
 
 
 def test_what_is_not_certain_stays():

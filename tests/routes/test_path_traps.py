@@ -167,6 +167,30 @@ def test_ranks_read_what_the_sequential_program_only_computes():
     assert not verdict(dense, above(0.5)).verified
 
 
+# ---------------------------------------------------------------------- rows that are joined dims
+def joined_rows(limit=0.0):
+    """A sequence and a batch as rows, of which each rank has parts of both."""
+
+    def program(x, w):
+        rows = x.flatten(0, 1)
+        best = (rows @ w).topk(1, -1).indices.flatten()
+        y = torch.zeros_like(rows)
+        for column in range(w.size(1)):
+            mine = (best == column).nonzero().flatten()
+            y = y.index_add(0, mine, (rows[mine] - limit) * (column + 1))
+        return y.view_as(x)
+
+    return program
+
+
+@pytest.mark.parametrize("limit, verdict", [(0.0, "verified"), (1.0, "refuted")])
+def test_ranks_have_parts_of_both_dims_that_rows_are_made_of(limit, verdict):
+    placed = {"dp": Shard(1), "sp": Shard(0)}
+    inputs = {"x": gg.Input((4, 2, 3), placed), "w": gg.Input((3, 3))}
+    options = {"mesh": {"dp": 2, "sp": 2}, "inputs": inputs, "outputs": {"out": placed}, "paths": 3}
+    assert gg.verify(joined_rows(), joined_rows(limit), **options).verdict == verdict
+
+
 # ---------------------------------------------------------------------- capacity
 def with_capacity(most):
     def program(x, w):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import command
+from path_cases import reading
 
 import graphguard as gg
 from graphguard import Replicate, Shard
@@ -57,6 +58,7 @@ def test_a_boolean_index_goes_the_same_way():
 def test_rows_put_elsewhere_are_refuted_by_a_script_that_runs(tmp_path):
     report = of_rows(one_row_late)
     assert report.verdict == "refuted" and report.counterexample is not None
+    assert report.counterexample.inputs == ("x[4, 0] = 1", "x[5, 0] = 1", "w[0, 0] = 1", "0 elsewhere")
     script = tmp_path / "counterexample.py"
     script.write_text(report.counterexample.script)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
@@ -80,6 +82,31 @@ def summed(x, a, b):
 def test_a_sum_over_ranks_of_picked_rows(program, verdict):
     report = gg.verify(in_halves, program, mesh={"tp": 2}, inputs=HALVES, outputs={"out": Replicate()}, paths=3)
     assert (report.verdict, report.paths is not None) == (verdict, True)
+
+
+# ---------------------------------------------------------------------- experts
+DROPLESS = [case for case in reading.CASES if case.name.startswith("dropless-")]
+
+
+@pytest.mark.parametrize("case", DROPLESS, ids=lambda case: case.name)
+def test_dropless_experts_with_all_gradients(case):
+    """Expert parallelism alone, on more ranks, with tensor and with data parallelism."""
+    report = gg.verify(case.sequential, case.distributed, **case.options, paths=2)
+    assert report.headline == "verified along 2 paths"
+
+
+def not_summed(mesh, **given):
+    """The gradient of the router, which ranks have summands of, stays as it is."""
+    kept, reading.summed_over = reading.summed_over, lambda mesh, grads: grads
+    try:
+        return reading.exchanged(mesh=mesh, **given)
+    finally:
+        reading.summed_over = kept
+
+
+@pytest.mark.parametrize("case", DROPLESS[-2:], ids=lambda case: case.name)
+def test_dropless_experts_whose_gradients_are_not_summed(case):
+    assert gg.verify(case.sequential, not_summed, **case.options, paths=2).verdict == "refuted"
 
 
 # ---------------------------------------------------------------------- branches

@@ -51,6 +51,16 @@ def halved(x, a, b):
     return torch.relu(x @ a) @ b * 2
 
 
+def above(limit):
+    """Rows whose sum is above a limit: which ones is read."""
+
+    def program(x, w):
+        rows = (x.sum(-1) > limit).nonzero().flatten()
+        return torch.zeros_like(x).index_add(0, rows, x[rows] @ w)
+
+    return program
+
+
 FACTOR = 2
 INPUTS = {"x": gg.Input((4, 8)), "a": gg.Input((8, 8), Shard(1)), "b": gg.Input((8, 8), Shard(0))}
 ASKED = {"sequential": mlp, "distributed": tp_mlp, "mesh": {"tp": 2}, "inputs": INPUTS, "trials": 1}
@@ -567,3 +577,41 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(suite, capfd):
     (suite / "stuck").unlink()
     assert kept_of(capfd) == [True, True, False, False]
     assert kept_of(capfd) == [True] * 4
+
+
+# ---------------------------------------------------------------------- along paths
+PATHS = {
+    "sequential": above(0.0),
+    "distributed": above(0.0),
+    "mesh": {"dp": 2},
+    "inputs": {"x": gg.Input((6, 4), Shard(0)), "w": gg.Input((4, 4))},
+    "outputs": {"out": Shard(0)},
+    "paths": 3,
+}
+
+
+def test_results_along_paths_are_kept(kept):
+    first, was_kept = ask(kept, **PATHS)
+    again, is_kept = ask(kept, **PATHS)
+    assert (was_kept, is_kept) == (False, True)
+    assert first.headline == again.headline == "verified along 3 paths"
+    assert (first.decisions, first.relation, first.assumptions) == (again.decisions, again.relation, again.assumptions)
+
+
+def test_other_paths_and_other_programs_are_asked_anew(kept):
+    ask(kept, **PATHS)
+    assert not ask(kept, **PATHS | {"seed": 5})[1]
+    more, is_kept = ask(kept, **PATHS | {"paths": 4})
+    assert (more.headline, is_kept) == ("verified along 4 paths", False)  # one of them was not tried before
+    report, is_kept = ask(kept, **PATHS | {"distributed": above(1e-9)})
+    assert (report.verdict, is_kept) == ("unproven", False)
+
+
+def test_an_answer_along_a_path_is_no_answer_for_all_inputs(kept):
+    with pipeline.collecting() as jobs:
+        gg.verify(**{**ASKED, **PATHS})
+    problem = next(iter(jobs[0].front.problems_along(1, 0, frozenset())))
+    report = pipeline.decide(problem)
+    assert folder._answers(report, problem)
+    assert not folder._answers(report, replace(problem, along=None))
+    assert content.plain(problem) != content.plain(replace(problem, along=None))

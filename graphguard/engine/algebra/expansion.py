@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as choices
 
+from graphguard.engine.algebra import one_by_one
 from graphguard.engine.algebra.fingerprint import may_be_equal
 from graphguard.engine.algebra.grid import covers, in_cells
 from graphguard.engine.algebra.merge import merged, scattered
@@ -47,18 +48,28 @@ class _Work:
 
 
 def _vanishes(table: Table, value: Value, work: _Work) -> bool:
-    """Whether a tensor is zero: as it is, in each cell of its grid, or in each row, where rows were joined by chance."""
-    if _is_zero(table, value.terms, work):
+    """Whether a tensor is zero: as it is, in each cell of its grid, or in each row, where rows were joined by chance. Where
+    elements are compared one by one the cells come first, which have fewer."""
+    whole = all(covers(term.box, value.shape) for term in value.terms)
+    attempts = [_is_zero_in_cells, _is_zero_at_once][:: 1 if table.limits.scattered > 1 else -1]
+    if any(attempt(table, value, work) for attempt in ([_is_zero_at_once] if whole else attempts)):
         return True
-    if not all(covers(term.box, value.shape) for term in value.terms):
-        pieces = (merged(table, inside) for _, inside in in_cells(table, value))
-        if all(_is_zero(table, piece, work) for piece in pieces):
-            return True
     dim = next((dim for dim, size in enumerate(value.shape) if not equal(size, 1) and _is_slanted(value, dim)), None)
     size = value.shape[dim] if dim is not None else None
     if dim is None or not isinstance(size, int) or table.over("scattered", size * len(value.terms)):
         return False
     return all(_vanishes(table, cut(table, value, dim, row, row + 1), work) for row in range(size))
+
+
+def _is_zero_at_once(table: Table, value: Value, work: _Work) -> bool:
+    return _is_zero(table, value.terms, work)
+
+
+def _is_zero_in_cells(table: Table, value: Value, work: _Work) -> bool:
+    try:
+        return all(_is_zero(table, merged(table, inside), work) for _, inside in in_cells(table, value))
+    except Undescribed:
+        return False
 
 
 def _is_slanted(value: Value, dim: int) -> bool:
@@ -77,7 +88,7 @@ def _is_zero(table: Table, terms: tuple[Term, ...], work: _Work) -> bool:
     """Whether the terms are nothing once sums are written out, the youngest first. At the end, sums whose elements lie apart
     are compared element by element: which of them were joined is chance."""
     for _ in range(table.limits.steps):
-        if not terms:
+        if not terms or _cancel(table, terms):
             return True
         expanded = (f.atom for term in terms for f in term.factors if expandable(table, f))
         youngest = max(expanded, key=lambda atom: atom.id, default=None)
@@ -90,6 +101,12 @@ def _is_zero(table: Table, terms: tuple[Term, ...], work: _Work) -> bool:
         terms = merged(table, [each for each in (_trimmed(table, term) for term in written) if each is not None])
     table.stops.note("steps")
     return False
+
+
+def _cancel(table: Table, terms: tuple[Term, ...]) -> bool:
+    """Whether the terms cancel each other element by element: sums that both sides have need not be written out."""
+    count = one_by_one.summands(terms)
+    return count is not None and count <= table.limits.scattered and one_by_one.cancel(table, terms)
 
 
 def _trimmed(table: Table, term: Term) -> Term | None:

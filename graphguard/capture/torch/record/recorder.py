@@ -18,7 +18,7 @@ from graphguard.aten.kernels import Kernels, constant_of, tensors_in
 from graphguard.aten.operators import DTYPE_NAMES, DTYPES, Operator, operator
 from graphguard.capture.torch.escapes.device import is_meta
 from graphguard.capture.torch.escapes.memory import address_of
-from graphguard.capture.torch.record import counts
+from graphguard.capture.torch.record import counts, scaling
 from graphguard.capture.torch.record.aliasing import AliasTable, Cell
 from graphguard.capture.torch.record.bodies import NotTraced, require_declared, trace_body
 from graphguard.capture.torch.record.constants import ConstantFolder, NotConstant
@@ -78,7 +78,7 @@ class Recorder(TorchDispatchMode):
         self._where: tuple[Source | None, bool] = (None, False)
         from graphguard.capture.torch.world.collectives import HANDLERS
 
-        self.handlers: dict[str, Callable[..., Any]] = {**HANDLERS, **counts.HANDLERS}
+        self.handlers: dict[str, Callable[..., Any]] = {**HANDLERS, **counts.HANDLERS, **scaling.HANDLERS}
 
     # ------------------------------------------------------------------ values
     def new_value(self, shape: Sequence[int], dtype: torch.dtype) -> Value:

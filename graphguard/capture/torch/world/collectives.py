@@ -424,7 +424,7 @@ def _as_fallback(name: str) -> Callable[..., Any]:
 
         return getattr(_symmetric_memory, f"_{name}_fallback")(*args, **kwargs)
 
-    return _inlined(function, returns=True)
+    return inlined(function, returns=True)
 
 
 def _copy_in(
@@ -449,7 +449,7 @@ def _chunk_cat(tensors: list[torch.Tensor], dim: int, num_chunks: int, *, out: t
     out.copy_(torch.cat(rows, 1))
 
 
-def _inlined(function: Callable[..., Any], returns: bool = False) -> Callable[..., Any]:
+def inlined(function: Callable[..., Any], returns: bool = False) -> Callable[..., Any]:
     """An operator that is registered around plain torch code: record that code instead."""
 
     def handler(recorder: Recorder, info: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -499,8 +499,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "_dtensor.shard_dim_alltoall.default": _shard_dim_all_to_all,
     "symm_mem.fused_all_gather_matmul.default": _as_fallback("fused_all_gather_matmul"),
     "symm_mem.fused_matmul_reduce_scatter.default": _as_fallback("fused_matmul_reduce_scatter"),
-    "fsdp.all_gather_copy_in.default": _inlined(_copy_in, returns=True),
-    "fsdp.split_with_sizes_copy.default": _inlined(torch.split_with_sizes_copy),
-    "fsdp.chunk_cat.default": _inlined(_chunk_cat),
-    "fsdp.copy_.default": _inlined(torch.Tensor.copy_),
+    "fsdp.all_gather_copy_in.default": inlined(_copy_in, returns=True),
+    "fsdp.split_with_sizes_copy.default": inlined(torch.split_with_sizes_copy),
+    "fsdp.chunk_cat.default": inlined(_chunk_cat),
+    "fsdp.copy_.default": inlined(torch.Tensor.copy_),
 }
