@@ -52,7 +52,7 @@ def _written(table: Table, term: Term) -> list[Term]:
         return [term]
     atom = term.factors[0].atom
     numbers = [product.label[1] for product in table.definitions[atom].operands[0] if _is_step(product.factors)]  # type: ignore[index]
-    return written_out(table, term, atom) if any(abs(term.coefficient * each) >= LARGE for each in numbers) else [term]
+    return list(written_out(table, term, atom)) if any(abs(term.coefficient * each) >= LARGE for each in numbers) else [term]
 
 
 def _is_step(factors: Sequence[Factor]) -> bool:
