@@ -8,12 +8,13 @@ from typing import Any
 from graphguard.capture.front import Captured
 from graphguard.capture.hlo.front import texts
 from graphguard.capture.jax.front import functions
+from graphguard.capture.jax.kernels import KernelLemma
 from graphguard.errors import UsageError
 from graphguard.pipeline import Job, run
 from graphguard.report.report import Report
 from graphguard.scope import counted
 
-__all__ = ["capture", "verify", "verify_hlo"]
+__all__ = ["capture", "lemma", "verify", "verify_hlo"]
 Range = tuple[float | None, float | None]
 
 
@@ -39,10 +40,26 @@ def verify(
     args: one entry for each argument: pytrees of `jax.ShapeDtypeStruct`, or of arrays, of which only shapes are used.
     ranges: `{name: (low, high)}`, low <= v < high, for arrays of whole numbers that index: names are those of the sequential
         function's parameters, `labels` or `batch.labels`.
+    lemmas: what kernels by Pallas compute, each made by `gg.jax.lemma`.
 
     All other arguments are those of `gg.verify`.
     """
-    return run(Job(functions(sequential, distributed, mesh, args, ranges), lemmas, trials, seed, limits))
+    kernels = [each for each in lemmas if isinstance(each, KernelLemma)]
+    others = [each for each in lemmas if not isinstance(each, KernelLemma)]
+    return run(Job(functions(sequential, distributed, mesh, args, ranges, kernels), others, trials, seed, limits))
+
+
+def lemma(kernel: str, definition: Callable[..., Any]) -> KernelLemma:
+    """What a kernel by Pallas computes, for `lemmas=` of `verify`.
+
+    kernel: the name of its `pallas_call`: what `name=` says, or the name of the kernel's function.
+    definition: a function in plain JAX of the operands of the call, which gives what the call gives. It is compared with the
+        kernel, which an interpreter runs on random numbers of the shapes of each call; where that cannot be, it is trusted,
+        and the report says so.
+    """
+    if not isinstance(kernel, str) or not callable(definition):
+        raise UsageError("write gg.jax.lemma(name, function): the name of a pallas_call, and a function in plain JAX")
+    return KernelLemma(kernel, definition)
 
 
 def capture(

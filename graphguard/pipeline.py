@@ -33,6 +33,7 @@ from graphguard.graph.expanded import ExpandedJoint
 from graphguard.graph.ir import Graph, Mesh
 from graphguard.graph.limits import Stops
 from graphguard.graph.listing import without_relations
+from graphguard.graph.masks import masks_by_numbers
 from graphguard.graph.matching import Joint
 from graphguard.graph.world import World
 from graphguard.lemmas.known import all_lemmas
@@ -383,8 +384,9 @@ def _decided(
     if not judgement.different:
         attempts = [(forms[0], first)]
         for form in () if first.proved else forms[1:]:
-            attempts.append((form, proved(form)))
-            proof = min(proof, attempts[-1][1], key=_left_open)
+            if not proof.proved:
+                attempts.append((form, proved(form)))
+                proof = min(proof, attempts[-1][1], key=_left_open)
         for form, before in () if proof.proved else reversed(attempts):
             proof = min(proof, again(form, before), key=_left_open)
         judgement = judgement if proof is first else judged(proof)
@@ -404,19 +406,20 @@ def _decided(
 
 
 def _forms(problem: Problem, joint: Joint) -> list[Form]:
-    """The programs in the forms in which they are tried to be proved: as they are, and, where they read or write at constant
-    positions, with those spelled out."""
+    """The programs in the forms in which they are tried to be proved: as they are; where they mask scores by large numbers,
+    with what is masked described by itself; and, where they read or write at constant positions, with those spelled out."""
     captured = problem.captured
     world = captured.world if joint is captured.joint else partial(world_of, joint, list(captured.relations))
     if problem.along is not None:  # which is spelled out for its path
         return [Form(captured.sequential, world, EngineLimits.for_paths)]
-    raw = Form(captured.sequential, world, lambda limits: limits)
-    if captured.matched is not None:
-        return [raw]
-    made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
-    if made is None:
-        return [raw]
-    return [raw, Form(made[0], partial(world_of, made[1], captured.relations), EngineLimits.for_many_pieces)]
+    forms = [Form(captured.sequential, world, lambda limits: limits)]
+    if masks_by_numbers(captured.sequential):
+        forms.append(Form(captured.sequential, world, EngineLimits.for_masks))
+    if captured.matched is None:
+        made = with_constant_positions(captured.sequential, joint, captured.relations, problem.bounds)
+        if made is not None:
+            forms.append(Form(made[0], partial(world_of, made[1], captured.relations), EngineLimits.for_many_pieces))
+    return forms
 
 
 def _versions() -> dict[str, str]:

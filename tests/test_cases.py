@@ -46,6 +46,7 @@ MODULES = (
     "zigzag",
     "ulysses_ring",
     "ring_flash",
+    "masked_rings",
     "dealt",
     "positions",
     "pipeline",

@@ -1,6 +1,7 @@
 """Every pair of JAX programs: its verdict, the line it names, and that XLA computes what the graphs say."""
 
 import importlib
+import importlib.util
 from pathlib import Path
 
 import jax
@@ -17,8 +18,10 @@ from graphguard.graph.ir import Mesh
 from graphguard.graph.placement import Shard, piece
 from graphguard.oracle.replay import replay, replay_joint
 
-FAMILIES = ("tensor_parallel", "vocabulary", "data_parallel", "contexts", "experts", "pipelines")
-CASES = [case for family in FAMILIES for case in importlib.import_module(f"jax_cases.{family}").ALL]
+FAMILIES = ("tensor_parallel", "vocabulary", "data_parallel", "contexts", "experts", "pipelines", "modules", "reported")
+NEEDS = {"modules": "equinox"}  # which some machines do not have
+RUN = [family for family in FAMILIES if importlib.util.find_spec(NEEDS.get(family, "jax")) is not None]
+CASES = [case for family in RUN for case in importlib.import_module(f"jax_cases.{family}").ALL]
 NAMES = [case.name for case in CASES]
 
 

@@ -46,7 +46,7 @@ AREAS = {
     ),
     "context parallelism: rings, windows, Ulysses, zigzag": (
         Strategy("context parallelism: gathered keys, rings, windows, exchange of heads (Ulysses)", PHASES[:2],
-                 ("context", "windows", "ulysses_ring", "ring_flash", "dealt")),
+                 ("context", "windows", "ulysses_ring", "ring_flash", "masked_rings", "dealt")),
         Strategy("context parallelism in zigzag layout", PHASES[:2], ("zigzag",)),
         Strategy("positions and shifted labels on a split sequence", PHASES[:2], ("positions",)),
     ),

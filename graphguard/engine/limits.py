@@ -24,6 +24,7 @@ class Limits:
     sum_parts: int = limit(8, "sums over more than {} elements, taken apart")
     product_elements: int = limit(8, "products of more than {} elements, taken apart")
     mask_parts: int = limit(8, "masks of more than {} pieces, taken apart")
+    step_cases: int = limit(0, "masks by numbers in more than {} places, case by case")
     divisors: int = limit(4, "fractions of more than {} divisors")
     root_copies: int = limit(4, "roots to powers above {}")
     shares: int = limit(8, "functions of what ranks hold in more than {} different shares")
@@ -63,6 +64,10 @@ class Limits:
     def for_many_pieces(self) -> Limits:
         """For programs whose rows go ways of their own: each of them is a piece. What was set otherwise stays."""
         return self._with(_MANY)
+
+    def for_masks(self) -> Limits:
+        """For programs that mask scores by large numbers: what is masked is described by itself."""
+        return self._with({"step_cases": 1, "terms": 64, "terms_in_all": 256, "written_terms": 128})
 
     def for_paths(self) -> Limits:
         """For the same along the path of a sample, of which there are several."""

@@ -16,6 +16,7 @@ from graphguard.engine.terms.lane import Lane, at_lane, collapse, kinds, larger,
 from graphguard.engine.terms.term import IDX, Factor, Term, Value, bounds, extent
 from graphguard.graph.ir import Constant
 
+_LARGEST = np.iinfo(np.int64).max  # what masks scores is a whole number, too, and may be beyond it
 Span = tuple[Lane, Lane]  # the smallest and the largest number, inclusive
 
 
@@ -26,7 +27,7 @@ def span_of(table: Table, value: Value) -> Span | None:
     lanes, kind = kinds([*value.shape, *(n for term in value.terms for n in _numbers(term))])
     readings = [Reading.of(table, term) for term in value.terms]
     spans = [_lane_span(table, value, readings, lane) for lane in lanes]
-    if any(span is None for span in spans):
+    if any(span is None or max(map(abs, span)) > _LARGEST for span in spans):
         return None
     ends = np.array(spans, dtype=np.int64).reshape(len(lanes), 2)[kind]
     return collapse(ends[:, 0]), collapse(ends[:, 1])

@@ -1,5 +1,6 @@
 """HLO text: what XLA's partitioner wrote is proved, what it would get wrong is refuted, and damaged files are one sentence."""
 
+import os
 import random
 import re
 import subprocess
@@ -14,8 +15,10 @@ from graphguard.capture.hlo.devices import groups_of, parts_of, shardings_of
 from graphguard.errors import GraphGuardError
 
 MESH = {"dp": 2, "tp": 4}
+ALL = os.environ.get("GRAPHGUARD_TEST_CASES") == "all"
 RANGES = {"embedding": {"ids": (0, 64)}, "cross_entropy": {"labels": (0, 64)}}
-NAMES = ("mlp", "attention", "embedding", "cross_entropy", "unrolled", "looped")
+TRAINED = ("unrolled_trained", "looped_trained")
+NAMES = ("mlp", "attention", "embedding", "cross_entropy", "unrolled", "looped", *TRAINED, "convolved", "ordered", "chosen")
 ALONE = "replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
 PAIRS = "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
 GROUPS = re.compile(
@@ -44,18 +47,40 @@ def test_what_the_partitioner_wrote_is_proved(dumps, name):
     assert report.verdict == "verified", str(report)
 
 
+def all_reduces(text):
+    return [line for line in text.splitlines() if " all-reduce(" in line]
+
+
+def with_groups(text, line, groups, file):
+    """The text with other devices in an all-reduce, in a file."""
+    changed = GROUPS.sub(groups, line)
+    assert changed != line
+    file.write_text(text.replace(line, changed))
+    return str(file)
+
+
 @pytest.mark.parametrize("name", ["mlp", "cross_entropy"])
 def test_an_all_reduce_that_is_left_out_or_over_other_devices_is_refuted(dumps, name, tmp_path):
     before, after = dumps[name]
     text = Path(after).read_text()
-    lines = [line for line in text.splitlines() if " all-reduce(" in line]
+    lines = all_reduces(text)
     assert len(lines) >= 4
     for line in lines:
         for other in (ALONE, PAIRS):
-            changed = tmp_path / "changed.txt"
-            changed.write_text(text.replace(line, GROUPS.sub(other, line)))
-            report = gg_jax.verify_hlo(before, str(changed), mesh=MESH, ranges=RANGES.get(name))
+            changed = with_groups(text, line, other, tmp_path / "changed.txt")
+            report = gg_jax.verify_hlo(before, changed, mesh=MESH, ranges=RANGES.get(name))
             assert report.verdict == "refuted", f"{line}\n{report}"
+
+
+@pytest.mark.parametrize("name", ["attention", *TRAINED])
+def test_an_all_reduce_of_gradients_that_is_left_out_is_refuted(dumps, name, tmp_path):
+    """The last one; `make test-all` leaves out each of them in its turn."""
+    before, after = dumps[name]
+    text = Path(after).read_text()
+    for line in all_reduces(text) if ALL else all_reduces(text)[-1:]:
+        changed = with_groups(text, line, ALONE, tmp_path / "changed.txt")
+        report = gg_jax.verify_hlo(before, changed, mesh=MESH)
+        assert report.verdict == "refuted", f"{line}\n{report}"
 
 
 def test_a_report_names_the_line_of_the_program(dumps, tmp_path):

@@ -90,7 +90,12 @@ PROGRAMS = {
         T,
     ),
     "choices": (
-        lambda x, y, t: (jnp.where(t > 1, x, y), lax.select_n(jnp.clip(t, 0, 2), x, y, -x), jnp.isfinite(x / t)),
+        lambda x, y, t: (
+            jnp.where(t > 1, x, y),
+            lax.select_n(jnp.clip(t, 0, 2), x, y, -x),
+            lax.select_n(jnp.clip(t, 0, 1), x, y),
+            jnp.isfinite(x / t),
+        ),
         X,
         Y,
         T,
@@ -368,6 +373,27 @@ PROGRAMS = {
             jax.random.fold_in(key, 7),
             jax.random.uniform(jax.random.PRNGKey(3), (2,), minval=-1.0),
         ),
+        KEY,
+    ),
+    "random, several keys": (
+        lambda key: (
+            jax.vmap(lambda each: jax.random.uniform(each, (3,)))(jax.random.split(key, 4)),
+            jax.vmap(lambda each: jax.random.bits(each, (2, 2)))(jax.random.split(jax.random.wrap_key_data(key), 3)),
+            jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), n)))(jnp.arange(5)),
+            jax.random.key_data(jax.vmap(lambda each: jax.random.split(each, 2)[::-1])(jax.random.split(jax.random.key(3), 3))),
+            jax.vmap(lambda seed: jax.random.bits(jax.random.key(seed)))(jnp.arange(3)),
+        ),
+        KEY,
+    ),
+    "random, keys that are moved": (
+        lambda key: [
+            jax.random.uniform(each)
+            for each in (
+                *jax.random.split(jax.random.wrap_key_data(key), 3),
+                jax.random.split(jax.random.wrap_key_data(key), (2, 3)).T.reshape(6)[4],
+                jnp.stack([jax.random.wrap_key_data(key), jax.random.key(1)])[1],
+            )
+        ],
         KEY,
     ),
     "random normal": (lambda key: jax.random.normal(key, (16,)), KEY),

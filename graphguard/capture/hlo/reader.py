@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from graphguard.capture.hlo.comparators import compared_by
 from graphguard.capture.hlo.devices import groups_of, pairs_of
 from graphguard.capture.hlo.text import Instruction, Module
+from graphguard.capture.hlo.windows import convolution_of, reversed_dims
 from graphguard.capture.jax import rules  # noqa: F401 # registers them
 from graphguard.capture.jax.builder import Builder
 from graphguard.capture.jax.dtypes import in_graph, numpy_of
 from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import Lowering
 from graphguard.capture.jax.mesh import Along
-from graphguard.capture.jax.rules.calls import way
+from graphguard.capture.jax.rules.calls import MAY_NOT_MEET, chosen, way
 from graphguard.errors import CaptureError
 
 MOST_STEPS, MOST_INSTRUCTIONS = 100_000, 2_000_000
@@ -33,7 +35,7 @@ _NAMES = {
 }  # fmt: skip
 _ELEMENTWISE = {*_NAMES, "compare", "select", "convert"} - {"reshape", "bitcast"}
 _OF_ONE_DTYPE = {*_NAMES} - {"is-finite"}
-_IDENTITIES = ("copy", "optimization-barrier", "copy-start", "copy-done", "domain")
+_IDENTITIES = ("copy", "optimization-barrier", "opt-barrier", "copy-start", "copy-done", "domain")
 _NEUTRAL = {"add": 0, "multiply": 1, "maximum": -math.inf, "minimum": math.inf, "and": True, "or": False}
 _REDUCED = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "and", "or": "or"}
 _SUMMED = {"add": "psum", "maximum": "pmax", "minimum": "pmin"}
@@ -100,6 +102,10 @@ class Reader(Lowering):
             return self.computation(each.word("to_apply" if op == "call" else "calls"), operands, name)
         if op == "while":
             return self._loop(each, operands[0], name)
+        if op == "conditional":
+            return self._branch(each, operands, name)
+        if op == "sort":
+            return self._sort(each, operands)
         if op in ("partition-id", "replica-id"):
             return Known(np.array(self.build.ranks if op == "partition-id" and len(self.build.ranks) else [0], dtype=np.int64))
         if op == "reduce":
@@ -128,6 +134,45 @@ class Reader(Lowering):
                 return state
             state = self.computation(each.word("body"), [state], name)
         raise CaptureError(f"it runs more than {MOST_STEPS} times")
+
+    def _branch(self, each: Instruction, operands: list[Any], name: str) -> Any:
+        """One of several computations, each with an operand of its own: by number, or the first one where a predicate holds."""
+        which, given, bodies = operands[0], operands[1:], branches_of(each)
+        if len(bodies) != len(given):
+            raise CaptureError(f"it has {len(bodies)} branches and {len(given)} operands")
+        by_predicate = each.has("true_computation")
+        if isinstance(which, Known):
+            place = way(which)
+            place = 1 - place if by_predicate else place if 0 <= place < len(bodies) else len(bodies) - 1
+            return self.computation(bodies[place], [given[place]], name)
+        nodes = len(self.build.nodes)
+        results = [self.computation(body, [operand], name) for body, operand in zip(bodies, given, strict=True)]
+        if any(node.communicates for node in self.build.nodes[nodes:]):
+            raise CaptureError(MAY_NOT_MEET)
+        flat = [list(result) if isinstance(result, tuple) else [result] for result in results]
+        if any(isinstance(part, tuple) for result in flat for part in result):
+            raise CaptureError("a branch that gives tuples in tuples has no exact graph yet")
+        number = self.tensor(which)
+        if by_predicate:
+            number = self.build.aten("bitwise_not", number)
+        else:  # a number that is no branch's is the last one's
+            last = self.build.aten("full", [], len(bodies) - 1, dtype=number.dtype)
+            number = self.build.aten("where.self", self.build.aten("lt.Scalar", number, 0), last, number)
+        made = chosen(self, number, flat)
+        return tuple(made) if isinstance(results[0], tuple) else made[0]
+
+    def _sort(self, each: Instruction, operands: list[Any]) -> Any:
+        """By one array, the others in its order."""
+        key, descending = compared_by(self.module.computations.get(each.word("to_apply"), []))
+        (dim,) = each.numbers("dimensions")
+        if key >= len(operands):
+            raise CaptureError("it compares an array that it does not have")
+        if len(operands) > 1 and "is_stable=true" not in each.attributes:
+            self.build.assumptions.add(f"{self.build.source}: equal keys stay in their order, though the sort is not stable")
+        values = [self.tensor(operand) for operand in operands]
+        ordered, order = self.build.several("sort.stable", values[key], stable=True, dim=dim, descending=descending)
+        made = [ordered if place == key else self.build.aten("gather", value, dim, order) for place, value in enumerate(values)]
+        return tuple(made) if len(made) > 1 else made[0]
 
     # ------------------------------------------------------------------ reductions
     def combined_by(self, each: Instruction) -> str:
@@ -185,6 +230,8 @@ class Reader(Lowering):
             name, params = _PARAMETERS[each.op](self, each)
             if each.op == "select":
                 operands = [operands[0], operands[2], operands[1]]
+            if each.op == "convolution":
+                operands = [operands[0], self._turned(operands[1], each)]
             if each.op in ("gather", "scatter"):
                 operands = [operands[0], self._lined(operands[1], each), *operands[2:]]
         elif each.op in _NAMES:
@@ -203,6 +250,11 @@ class Reader(Lowering):
     def primitive(self, name: str, params: dict[str, Any], type_: Any, operands: list[Any]) -> Any:
         return self.applied(_equation(name, params, (type_,), operands=operands), operands)[0]
 
+    def _turned(self, weight: Any, each: Instruction) -> Any:
+        """The kernel of a convolution that reads it from its end, as gradients do."""
+        dims = reversed_dims(each)
+        return self.build.aten("flip", self.tensor(weight), dims) if dims else weight
+
     def _lined(self, index: Any, each: Instruction) -> Any:
         """Indices with their components in the last dim."""
         dim = each.number("index_vector_dim")
@@ -211,6 +263,16 @@ class Reader(Lowering):
         if dim != len(index.shape) - 1:
             raise CaptureError("indices whose components are not in the last dim have no exact graph yet")
         return index
+
+
+def branches_of(each: Instruction) -> list[str]:
+    """The computations of a conditional, in the order of its operands."""
+    if each.has("true_computation"):
+        return [each.word("true_computation"), each.word("false_computation")]
+    found = re.search(r"branch_computations=\{(.*?)\}", each.attributes)
+    if found is None:
+        raise CaptureError("it has no branches")
+    return re.findall(r"%([\w.\-]+)", found[1])
 
 
 class _Placed(CaptureError):
@@ -305,6 +367,11 @@ def _dot(reader: Reader, each: Instruction) -> tuple[str, dict[str, Any]]:
     summed = each.numbers("lhs_contracting_dims"), each.numbers("rhs_contracting_dims")
     batch = each.numbers("lhs_batch_dims"), each.numbers("rhs_batch_dims")
     return "dot_general", {"dimension_numbers": (summed, batch)}
+
+
+@_of("convolution")
+def _convolution(reader: Reader, each: Instruction) -> tuple[str, dict[str, Any]]:
+    return "conv_general_dilated", convolution_of(each)
 
 
 @_of("all-gather")

@@ -20,7 +20,7 @@ _KEPT = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16",
 
 def in_graph(dtype: Any) -> str:
     name = str(dtype)
-    if name == UNSIGNED or name.startswith("key<"):
+    if name == UNSIGNED or is_key(dtype):
         return CARRIER
     if name not in _KEPT:
         raise CaptureError(f"the dtype {name} has no exact graph")
@@ -29,6 +29,11 @@ def in_graph(dtype: Any) -> str:
 
 def is_unsigned(dtype: Any) -> bool:
     return str(dtype) == UNSIGNED
+
+
+def is_key(dtype: Any) -> bool:
+    """Of `jax.random.key`: two numbers of 32 bits."""
+    return str(dtype).startswith("key<")
 
 
 def is_float(dtype: Any) -> bool:

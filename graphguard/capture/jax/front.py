@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from graphguard.capture.front import Bounds, Captured, Problem, Progress, mesh_of, require_outputs
+from graphguard.capture.jax.kernels import KernelLemma
 from graphguard.capture.jax.rules.calls import equations
 from graphguard.capture.jax.session import Session
 from graphguard.capture.jax.trace import Argument, Traced, arguments_of, trace
@@ -27,6 +28,7 @@ class JaxFrontEnd:
     mesh: Mesh
     args: Sequence[Any]
     ranges: Mapping[str, Bounds]
+    kernels: Mapping[str, KernelLemma] = field(default_factory=dict)
 
     def capture(self, progress: Progress | None = None) -> Captured:
         return self._captured(progress)[1]
@@ -39,7 +41,7 @@ class JaxFrontEnd:
         return Problem(self.mesh, captured, {path: each for path, each in expected.items() if path in known}, session.bounds)
 
     def _captured(self, progress: Progress | None) -> tuple[Session, Captured]:
-        session = Session(self.mesh, self._arguments, self._bounds)
+        session = Session(self.mesh, self._arguments, self._bounds, self.kernels)
         sequential, distributed = (trace(*each) for each in self._programs)
         _require_shard_map(distributed, self.mesh)
         if progress is not None:
@@ -74,6 +76,7 @@ def functions(
     mesh: Mapping[str, int],
     args: Sequence[Any],
     ranges: Mapping[str, Bounds] | None,
+    kernels: Sequence[KernelLemma] = (),
 ) -> JaxFrontEnd:
     for side, function in (("sequential", sequential), ("distributed", distributed)):
         if not callable(function):
@@ -82,7 +85,9 @@ def functions(
         raise UsageError(f"args= is {type(args).__name__}; write a tuple, one entry for each argument of the functions")
     if ranges is not None and not isinstance(ranges, Mapping):
         raise UsageError(f"ranges= is {type(ranges).__name__}; write {{name: (low, high)}}")
-    return JaxFrontEnd(sequential, distributed, mesh_of(mesh), args, dict(ranges or {}))
+    return JaxFrontEnd(
+        sequential, distributed, mesh_of(mesh), args, dict(ranges or {}), {each.kernel: each for each in kernels}
+    )
 
 
 def _require_shard_map(distributed: Traced, mesh: Mesh) -> None:

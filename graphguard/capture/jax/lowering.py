@@ -6,7 +6,7 @@ each part is walked by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,8 +14,9 @@ import numpy as np
 from jax.extend import core
 
 from graphguard.capture.jax.builder import Builder, per_rank
-from graphguard.capture.jax.dtypes import MASK, in_graph, is_unsigned, numpy_of
+from graphguard.capture.jax.dtypes import MASK, in_graph, is_key, is_unsigned, numpy_of
 from graphguard.capture.jax.intervals import Intervals
+from graphguard.capture.jax.kernels import KernelLemma
 from graphguard.capture.jax.known_arrays import MOST, Known, folded
 from graphguard.capture.jax.mesh import Along
 from graphguard.capture.jax.sources import is_backward, source_of
@@ -40,6 +41,10 @@ class Sharded:
 # Calls, into which arrays go as they lie on the ranks.
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
          "custom_vjp_call_jaxpr", "custom_lin", "composite")  # fmt: skip
+# What only moves elements; and the name of the rule for keys that it moves.
+MOVES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "slice", "split", "unstack", "stack",
+         "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "select_n")  # fmt: skip
+KEYS_MOVED = "keys moved"
 OUTSIDE = "outside of shard_map, XLA splits what it computes over the devices without changing it"
 Operand: TypeAlias = Value | Known | Sharded
 Rule = Callable[..., Any]
@@ -69,8 +74,9 @@ class Diverged(Exception):
 class Lowering:
     """One walk. `made` by rules are values; operands that are known may stay so."""
 
-    def __init__(self, builder: Builder):
+    def __init__(self, builder: Builder, kernels: Mapping[str, KernelLemma] | None = None):
         self.build = builder
+        self.kernels = kernels or {}
         self.intervals = Intervals(builder)
         self.inside = 0  # of so many shard_maps
 
@@ -111,7 +117,7 @@ class Lowering:
         """What a primitive gives: at once, if that is known, or by its rule."""
         results: list[Any] | None = self._folded(equation, operands)
         if results is None:
-            lower = RULES.get(equation.primitive.name)
+            lower = RULES.get(_rule_for(equation))
             if lower is None:
                 raise CaptureError("it has no exact graph yet")
             if not self.inside and not self.build.is_sequential and equation.primitive.name not in (*CALLS, "shard_map"):
@@ -124,6 +130,8 @@ class Lowering:
         if len(equation.outvars) != 1 or not all(isinstance(operand, Known) for operand in operands):
             return None
         aval = equation.outvars[0].aval
+        if is_key(getattr(aval, "dtype", "")):
+            return None
         made = folded(equation.primitive.name, equation.params, tuple(getattr(aval, "shape", ())), operands)
         return None if made is None else [Known(self._cut(made.array, aval.dtype))]
 
@@ -135,7 +143,7 @@ class Lowering:
         if isinstance(result, Sharded) or not hasattr(aval, "shape"):
             return result
         shape = tuple(aval.shape)
-        if str(aval.dtype).startswith("key<"):
+        if is_key(aval.dtype):
             shape = (*shape, 2)
         if tuple(result.shape) != shape:
             raise CaptureError(f"it gives {tuple(result.shape)} here, not {shape}")
@@ -250,6 +258,13 @@ class Lowering:
         return self.build.aten("bitwise_and.Scalar", x, MASK) if is_unsigned(dtype) else x
 
 
+def _rule_for(equation: Any) -> str:
+    """What only moves elements moves keys as the numbers that they are made of."""
+    name: str = equation.primitive.name
+    has_keys = name in MOVES and any(is_key(each.aval.dtype) for each in (*equation.invars, *equation.outvars))
+    return KEYS_MOVED if has_keys else name
+
+
 class _Located(CaptureError):
     """An error that names its line already."""
 
@@ -260,7 +275,7 @@ def _sentence(name: str, source: Source | None, error: CaptureError) -> str:
 
 
 def _array_of(const: Any) -> np.ndarray[Any, Any]:
-    if str(getattr(const, "dtype", "")).startswith("key<"):
+    if is_key(getattr(const, "dtype", "")):
         import jax
 
         return np.asarray(jax.random.key_data(const))

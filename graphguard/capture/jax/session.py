@@ -12,7 +12,8 @@ import numpy as np
 from graphguard.capture.front import Bounds, Captured, captured_by_classes
 from graphguard.capture.jax import rules  # noqa: F401 # registers them
 from graphguard.capture.jax.builder import Builder
-from graphguard.capture.jax.dtypes import in_graph
+from graphguard.capture.jax.dtypes import in_graph, is_key
+from graphguard.capture.jax.kernels import KernelLemma
 from graphguard.capture.jax.lowering import Diverged, Lowering, Sharded, Spec
 from graphguard.capture.jax.trace import Argument, Traced
 from graphguard.graph.class_matching import join_classes
@@ -33,6 +34,7 @@ class Session:
     mesh: Mesh
     arguments: Sequence[Argument]
     bounds: Mapping[str, Bounds]
+    kernels: Mapping[str, KernelLemma] = field(default_factory=dict)
     placements: dict[str, Placements] = field(default_factory=dict)  # of outputs, by their specs
 
     def capture(self, sequential: Traced, distributed: Traced) -> Captured:
@@ -74,7 +76,7 @@ class Session:
         return [builder]
 
     def _walk(self, program: Traced, builder: Builder) -> None:
-        low = Lowering(builder)
+        low = Lowering(builder, self.kernels)
         inputs = [self._input(low, each) for each in self.arguments]
         results = low.run(program.jaxpr.jaxpr, program.jaxpr.consts, inputs)
         for path, result in zip(program.paths, results, strict=True):
@@ -88,7 +90,7 @@ class Session:
             builder.outputs[path] = low.tensor(result)
 
     def _input(self, low: Lowering, argument: Argument) -> Value:
-        shape = (*argument.shape, 2) if str(argument.dtype).startswith("key<") else argument.shape
+        shape = (*argument.shape, 2) if is_key(argument.dtype) else argument.shape
         value = low.build.input(argument.name, shape, in_graph(argument.dtype))
         least, most = self.bounds[argument.name]
         low.intervals.say(value, -np.inf if least is None else least, np.inf if most is None else most - 1)

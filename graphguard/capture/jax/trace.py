@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from graphguard.capture.jax.dtypes import is_unsigned
+from graphguard.capture.jax.dtypes import is_key, is_unsigned
 from graphguard.errors import CaptureError, GraphGuardError, ProgramError, UsageError, first_line
 
 
@@ -25,7 +25,7 @@ class Argument:
 
     @property
     def is_unsigned(self) -> bool:
-        return is_unsigned(self.dtype) or str(self.dtype).startswith("key<")
+        return is_unsigned(self.dtype) or is_key(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _text(traced: Traced) -> tuple[str, list[bytes]]:
 
 
 def _bytes(const: Any) -> bytes:
-    if str(getattr(const, "dtype", "")).startswith("key<"):
+    if is_key(getattr(const, "dtype", "")):
         const = jax.random.key_data(const)
     return np.asarray(const).tobytes()
 

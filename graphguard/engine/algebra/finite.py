@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphguard.engine.algebra.function import instance
+from graphguard.engine.algebra.function import instance, members_of
 from graphguard.engine.algebra.grid import covers
 from graphguard.engine.algebra.infinities import is_log_of_nothing, may_hold_infinity
 from graphguard.engine.store.table import Table
@@ -29,8 +29,9 @@ def may_be_masked(table: Table, value: Value) -> bool:
 
 def is_nothing(table: Table, value: Value) -> bool:
     """Whether every element is minus infinity, or that and something finite."""
-    masked = [term for term in value.terms if term.coefficient > 0 and is_log_of_nothing(table, term)]
-    rest = [term for term in value.terms if not any(term is other for other in masked)]
+    members = [member for term in value.terms for member in members_of(table, term)]
+    masked = [term for term in members if term.coefficient > 0 and is_log_of_nothing(table, term)]
+    rest = [term for term in members if not any(term is other for other in masked)]
     if not any(covers(term.box, value.shape) for term in masked):
         return False
     return not any(may_hold_infinity(table, factor.atom) for term in rest for factor in term.factors)

@@ -12,11 +12,13 @@ from fractions import Fraction
 
 import numpy as np
 
+from graphguard.engine.algebra.alike import same_term
 from graphguard.engine.algebra.domain import domain_of
 from graphguard.engine.algebra.grid import Box, by_cell, covers, piecewise
 from graphguard.engine.algebra.infinities import is_log_of_nothing, may_be_garbage, may_be_masked_out, may_hold_infinity
-from graphguard.engine.algebra.product import Layout, constant, filled
+from graphguard.engine.algebra.product import Layout, constant, filled, multiply
 from graphguard.engine.algebra.recognise import recognised
+from graphguard.engine.algebra.step_cases import cases_of
 from graphguard.engine.algebra.sums import folded, plain
 from graphguard.engine.algebra.value import add, masked, taken
 from graphguard.engine.store.need import DEFINED, NOT_NEGATIVE, NOT_ZERO
@@ -77,8 +79,14 @@ EXACT: dict[str, Callable[..., Fraction | int]] = {  # of rational numbers, rati
 }
 
 
-def by_weight(table: Table, values: Sequence[Value], work: Callable[[Sequence[Value]], Value]) -> Value:
-    """Nonlinear work where lanes have different shares of the operands: done for each kind of lane, and put together."""
+COMPARISONS = {"eq": (1, 0, 0), "lt": (0, 1, 0), "le": (1, 1, 0)}  # of equal, of less with more, of more with less
+
+
+def by_weight(
+    table: Table, values: Sequence[Value], work: Callable[[Sequence[Value]], Value], shape: Sequence[Lane] | None = None
+) -> Value:
+    """Nonlinear work where lanes have different shares of the operands: done for each kind of lane, and put together. shape: of
+    the result, if it is not that of the first operand."""
     varying = [term.weight for value in values for term in value.terms if isinstance(term.weight, np.ndarray)]
     if not varying:
         return work(values)
@@ -92,7 +100,8 @@ def by_weight(table: Table, values: Sequence[Value], work: Callable[[Sequence[Va
         first = int(np.flatnonzero(there)[0])
         lanes = np.where(there, np.arange(len(there)), first)  # the other lanes look like one that is there, and do not count
         result = work([folded(table, taken(table, value, lanes)) for value in values])
-        parts.append(masked(table, Value(values[0].shape, result.terms), np.asarray(there, dtype=np.int64)))
+        made = Value(values[0].shape if shape is None else tuple(shape), result.terms)
+        parts.append(masked(table, made, np.asarray(there, dtype=np.int64)))
     return add(table, parts)
 
 
@@ -108,7 +117,11 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
         operands = [_operand(table, cell) for cell in cells]
         if name in ZERO_AT_ZERO and all(term is None for term in operands):
             return None
+        if name == "maximum" and any(_is_nothing(table, term) for term in operands):  # of anything and minus infinity
+            return next((term for term in operands if not _is_nothing(table, term)), operands[0])
         number = _of_numbers(name, operands, parameters)
+        if number is None and name in COMPARISONS:
+            number = _compared(table, name, operands)
         if number is not None:
             return settled_as_one(table, filled(table, box)).with_(coefficient=number) if number else None
         if name == "positive":
@@ -118,10 +131,32 @@ def _applied(table: Table, name: str, values: Sequence[Value], parameters: tuple
             term = _function(table, name, [turned], parameters, box)
             return term if name in EVEN else term.with_(coefficient=-term.coefficient)
         if name == "log" and operands[0] is not None:
+            if _number(operands[0]) == 1:
+                return None
             _note_log(table, operands[0])
         return _function(table, name, operands, parameters, box)
 
     return by_cell(table, values, on_cell)
+
+
+def _is_nothing(table: Table, term: Term | None) -> bool:
+    """Whether a term is minus infinity, or that and what is finite."""
+    return term is not None and _is_exp_of_nothing(table, [term])
+
+
+def _compared(table: Table, name: str, operands: Sequence[Term | None]) -> Fraction | None:
+    """What a comparison of something with itself gives, or of minus infinity with that or with what is finite."""
+    of_equal, of_less, of_more = COMPARISONS[name]
+    one, other = operands
+    if one is not None and other is not None and same_term(one, other):
+        return Fraction(of_equal)
+    nothing = [_is_nothing(table, term) for term in operands]
+    if all(nothing):
+        return Fraction(of_equal)
+    infinite = [term is not None and any(may_hold_infinity(table, f.atom) for f in term.factors) for term in operands]
+    if nothing[0] and not infinite[1]:
+        return Fraction(of_less)
+    return Fraction(of_more) if nothing[1] and not infinite[0] else None
 
 
 def _note_log(table: Table, term: Term) -> None:
@@ -343,7 +378,16 @@ def _root(number: int, degree: int) -> int | None:
 # ---------------------------------------------------------------------- exp and log
 def exp(table: Table, value: Value, opened: bool = True) -> Value:
     """exp(a + b) is exp(a) exp(b), and exp(c a) is exp(a) to the power c. A sum that is left over is open unless said."""
-    return by_weight(table, [value], lambda each: _exp(table, each[0], opened))
+    return by_weight(table, [value], lambda each: _exp_by_cases(table, each[0], opened))
+
+
+def _exp_by_cases(table: Table, value: Value, opened: bool) -> Value:
+    cases = cases_of(table, value)
+    if cases is None:
+        return _exp(table, value, opened)
+    labels = "".join(chr(97 + dim) for dim in range(len(value.shape)))
+    parts = [(mask, _exp_by_cases(table, inside, opened)) for mask, inside in cases]
+    return add(table, [multiply(table, part, [labels, labels], labels) for part in parts])
 
 
 def _exp(table: Table, value: Value, opened: bool) -> Value:
@@ -371,9 +415,23 @@ def _exp(table: Table, value: Value, opened: bool) -> Value:
 
 def _is_exp_of_nothing(table: Table, terms: Sequence[Term]) -> bool:
     """Whether minus infinity is added to what is finite: then exp is 0."""
-    masked_out = [term for term in terms if term.coefficient > 0 and is_log_of_nothing(table, term)]
-    rest = [term for term in terms if not any(term is other for other in masked_out)]
+    members = [member for term in terms for member in members_of(table, term)]
+    masked_out = [term for term in members if term.coefficient > 0 and is_log_of_nothing(table, term)]
+    rest = [term for term in members if not any(term is other for other in masked_out)]
     return bool(masked_out) and not any(may_hold_infinity(table, factor.atom) for term in rest for factor in term.factors)
+
+
+def members_of(table: Table, term: Term) -> list[Term]:
+    """A term, or the members of a named sum that it is a multiple of."""
+    factor = term.factors[0] if len(term.factors) == 1 else None
+    if factor is None or factor.atom.kind != "lin" or factor.power != 1:
+        return [term]
+    axes = {-1 - n: index for n, index in enumerate(factor.at)}
+    found = []
+    for product in table.definitions[factor.atom].operands[0]:
+        scale = term.coefficient * product.label[1]  # type: ignore[index]
+        found += members_of(table, term.with_(coefficient=scale, factors=instance(product, axes)))
+    return found
 
 
 def with_open_sum(table: Table, term: Term, among: Sequence[Factor] | None = None) -> Term:

@@ -16,7 +16,8 @@ from graphguard.engine.terms.lane import varies
 from graphguard.engine.terms.term import Atom, Factor, Term, Value, substitute
 
 FINITE = ("finite",)  # the parameters of the largest of elements of which some are masked, but not all
-BOUNDED = frozenset({"exp", "sigmoid", "tanh", "argmax", "argmin", "topk_indices", "argsort"})  # numbers, even of infinities
+# Numbers, even of infinities.
+BOUNDED = frozenset({"exp", "sigmoid", "tanh", "argmax", "argmin", "topk_indices", "argsort", "eq", "lt", "le", "positive"})
 
 
 @asked

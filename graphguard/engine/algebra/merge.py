@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from graphguard.engine.algebra.alike import Names, matches, same_span, signature, unstepped
+from graphguard.engine.algebra.counts import with_number
 from graphguard.engine.algebra.infinities import has_garbage, has_infinities
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import Lane, collapse, equal, everywhere, varies
@@ -33,10 +35,7 @@ from graphguard.engine.terms.term import (
     substitute,
 )
 
-Names = dict[Variable, Variable]
 Flags = np.bool_ | np.ndarray[Any, np.dtype[np.bool_]]
-MOST_ORDERS = 6
-MOST_ALIKE = 5  # factors of one atom, tried in other orders
 
 
 def merged(table: Table, terms: Sequence[Term]) -> tuple[Term, ...]:
@@ -170,6 +169,8 @@ def _insert(table: Table, result: list[Term], term: Term, pairs: bool) -> None:
         if joined is None:
             stepped = _both_stepped(other, term)
             joined = None if stepped is None else _joined(table, *stepped, False)
+        if joined is None and table.limits.step_cases:
+            joined = with_number(table, other, term) or with_number(table, term, other)
         if joined is not None:
             del result[place]
             settled = table.settle(joined) if joined.coefficient else None
@@ -214,26 +215,6 @@ def _with_steps(term: Term, own: Sequence[Factor], others: Sequence[Factor], nam
             return None
         known.setdefault(step.at[0].key, step)
     return list(known.values())
-
-
-def signature(term: Term) -> list[tuple[int, Fraction]]:
-    return [(factor.atom.id, factor.power) for factor in term.factors]
-
-
-def unstepped(term: Term) -> list[tuple[int, Fraction]]:
-    """The signature without steps: blocks that a causal mask leaves whole have none."""
-    return [(number, power) for number, power in signature(term) if number != STEP.id]
-
-
-def same_term(a: Term, b: Term) -> bool:
-    """Whether two terms in normal form are alike in all but the names of variables."""
-    return (
-        a.coefficient == b.coefficient
-        and signature(a) == signature(b)
-        and equal(a.weight, b.weight)
-        and all(same_span(x, y) for x, y in zip(a.box, b.box, strict=True))
-        and any(all(same_span(a.ranges[v], b.ranges[w]) for v, w in names.items()) for names, _ in matches(a, b))
-    )
 
 
 def ordered_by_lane(table: Table, terms: Sequence[Term]) -> list[Term] | None:
@@ -308,44 +289,6 @@ def _is_share(a: Lane, b: Lane) -> bool:
     """Whether two weights are one number where they are not 0."""
     weights = np.unique(np.concatenate([np.atleast_1d(a), np.atleast_1d(b)]))
     return len(weights[weights != 0]) == 1 and bool(weights.max() > 0)
-
-
-# ---------------------------------------------------------------------- which variables correspond
-def matches(a: Term, b: Term, offsets: bool = True) -> Iterator[tuple[Names, Term]]:
-    """The ways to rename the variables of one term to get the products of the other, which is given with its
-    factors in the order in which they correspond."""
-    if len(a.ranges) != len(b.ranges) or any(len(x) != len(y) for x, y in zip(a.dims, b.dims, strict=True)):
-        return
-    for factors in _orders(b.factors):
-        names = _match(a, factors, b, offsets)
-        if names is not None:
-            yield names, b.with_(factors=factors)
-
-
-def _orders(factors: tuple[Factor, ...]) -> Iterator[tuple[Factor, ...]]:
-    runs = [list(run) for _, run in itertools.groupby(factors, lambda f: (f.atom.id, f.power))]
-    if all(len(run) == 1 for run in runs) or any(len(run) > MOST_ALIKE for run in runs):
-        yield factors
-        return
-    choices = itertools.product(*(itertools.permutations(run) for run in runs))
-    for order in itertools.islice(choices, MOST_ORDERS):
-        yield tuple(factor for run in order for factor in run)
-
-
-def _match(a: Term, factors: tuple[Factor, ...], b: Term, offsets: bool) -> Names | None:
-    names: Names = {}
-    for x, y in zip(a.factors, factors, strict=True):
-        for i, j in zip(x.at, y.at, strict=True):
-            if len(i.terms) != len(j.terms) or (offsets and not equal(i.offset, j.offset)):
-                return None
-            for (v, s), (w, t) in zip(i.terms, j.terms, strict=True):
-                if s != t or names.setdefault(v, w) != w:
-                    return None
-    for mine, its in zip(a.dims, b.dims, strict=True):
-        for v, w in zip(mine, its, strict=True):
-            if names.setdefault(v, w) != w:
-                return None
-    return names if len(set(names.values())) == len(names) == len(a.ranges) else None
 
 
 # ---------------------------------------------------------------------- joining
@@ -587,7 +530,3 @@ def _reduced(a: Term, b: Term, names: Names, distances: list[list[Lane]], variab
     if _moves_by(a, distances, variable, collapse(mine - its)):
         return a.with_(ranges={**a.ranges, variable: (0, collapse(mine - its))})
     return None
-
-
-def same_span(a: Range, b: Range) -> bool:
-    return equal(a[0], b[0]) and equal(a[1], b[1])

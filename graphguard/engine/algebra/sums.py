@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from graphguard.engine.algebra.alike import same_term, signature
 from graphguard.engine.algebra.expansion import written_out
 from graphguard.engine.algebra.grid import by_cell, in_cells
-from graphguard.engine.algebra.merge import merged, same_term, signature
+from graphguard.engine.algebra.merge import merged
 from graphguard.engine.algebra.product import Layout
 from graphguard.engine.store.folding import signs
+from graphguard.engine.store.step_counts import is_count
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.definition import Part, Product
 from graphguard.engine.terms.lane import collapse, equal
@@ -59,7 +61,8 @@ def named(table: Table, value: Value) -> Value:
     value = folded(table, value)
     if len(value.terms) < 2:
         return value
-    apart = [term for term in value.terms if any(f.atom is WINDOW or f.atom is IMPULSE for f in term.factors)]
+    cuts = (WINDOW, IMPULSE, STEP) if table.limits.step_cases else (WINDOW, IMPULSE)  # cases of a mask are pieces, too
+    apart = [term for term in value.terms if any(f.atom in cuts for f in term.factors)]
     rest = [term for term in value.terms if not any(term is other for other in apart)]
     together = one_term(table, Value(value.shape, tuple(rest))).terms if rest else ()
     return Value(value.shape, (*together, *apart))
@@ -67,6 +70,8 @@ def named(table: Table, value: Value) -> Value:
 
 def folded(table: Table, value: Value) -> Value:
     """The same tensor with known sums in place of their members."""
+    if len(value.terms) > 1 and table.limits.step_cases:
+        value = Value(value.shape, tuple(_recounted(table, list(value.terms))))
     if len(value.terms) < 2 or not any(table.sums.sums_with(f.atom) for term in value.terms for f in term.factors):
         return value
     terms = _folded(table, list(value.terms))
@@ -123,6 +128,22 @@ def _refolded(table: Table, terms: list[Term]) -> list[Term]:
     return best
 
 
+def _recounted(table: Table, terms: list[Term]) -> list[Term]:
+    """The terms with named sums that count written out, where a number beside them is part of the count."""
+    for term in terms:
+        for factor in term.factors:
+            if factor.atom.kind == "lin" and factor.power == 1 and _counts(table, factor.atom):
+                written = [each for other in terms for each in written_out(table, other, factor.atom)]
+                again = _folded(table, list(merged(table, written)))
+                if len(again) < len(terms):
+                    return _recounted(table, again)
+    return terms
+
+
+def _counts(table: Table, atom: Atom) -> bool:
+    return any(is_count(table, factor) for product in table.definitions[atom].operands[0] for factor in product.factors)
+
+
 def one_box(terms: Sequence[Term]) -> bool:
     first = terms[0].box
     return all(equal(a[n], b[n]) for term in terms for a, b in zip(first, term.box, strict=True) for n in (0, 1))
@@ -137,14 +158,24 @@ def sum_of(table: Table, terms: Sequence[Term]) -> Term:
         layout.lay(term.with_(factors=weighted(term)), labels)
     lead = max(range(len(terms)), key=lambda n: ([(f.atom.id, f.power) for f in terms[n].factors], terms[n].coefficient))
     scale = terms[lead].coefficient
-    steps = [f for f in layout.parts[0] if f.atom is STEP and all(any(_same(f, g) for g in part) for part in layout.parts)]
-    inner = [tuple(f for f in part if not any(_same(f, step) for step in steps)) for part in layout.parts]
+    common = [
+        f for f in layout.parts[0] if _stays_outside(table, f) and all(any(_same(f, g) for g in part) for part in layout.parts)
+    ]
+    inner = [tuple(f for f in part if not any(_same(f, each) for each in common)) for part in layout.parts]
     parts = [Part((0, t.coefficient / scale), factors) for t, factors in zip(terms, inner, strict=True)]
     atom, axes = table.define("lin", "sum", (), 1, parts, layout.ranges, **_signs(parts))
     dims = tuple(tuple(layout.groups.get(label, ())) for label in labels)
-    settled = table.settle(Term(scale, (*steps, Factor(atom, axes)), layout.ranges, dims, terms[0].box))
+    settled = table.settle(Term(scale, (*common, Factor(atom, axes)), layout.ranges, dims, terms[0].box))
     assert settled is not None
     return settled
+
+
+def _stays_outside(table: Table, factor: Factor) -> bool:
+    """A step; and, where masks are described case by case, the shift of weights by their largest score, which cancels."""
+    if factor.atom is STEP or not table.limits.step_cases or not factor.atom.positive:
+        return factor.atom is STEP
+    definition = table.definitions.get(factor.atom)
+    return definition is not None and definition.name == "exp"
 
 
 def _same(a: Factor, b: Factor) -> bool:

@@ -8,7 +8,8 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from graphguard.engine.algebra.merge import merged, same_span, same_term, unstepped
+from graphguard.engine.algebra.alike import same_span, same_term, unstepped
+from graphguard.engine.algebra.merge import merged
 from graphguard.engine.store.table import Table
 from graphguard.engine.terms.lane import Lane, Lanes, collapse, equal, everywhere, larger, smaller, take
 from graphguard.engine.terms.term import CutThroughRows, Index, Range, Term, Undescribed, Value, Variable, extent

@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from graphguard.engine.algebra.alike import signature
 from graphguard.engine.algebra.expansion import equal_written_out
-from graphguard.engine.algebra.merge import signature
 from graphguard.engine.algebra.sums import folded
 from graphguard.engine.algebra.value import add, cut, same, scale, taken
 from graphguard.engine.ranks import semantics

@@ -14,7 +14,8 @@ from enum import Enum
 
 import numpy as np
 
-from graphguard.engine.algebra.merge import merged, same_term
+from graphguard.engine.algebra.alike import same_term
+from graphguard.engine.algebra.merge import merged
 from graphguard.engine.algebra.value import same, taken
 from graphguard.engine.ranks.collective import Groups, all_reduce
 from graphguard.engine.store.table import Table

@@ -18,6 +18,7 @@ from graphguard.engine.store.mask_ranges import wider_ranges
 from graphguard.engine.store.normal import normal
 from graphguard.engine.store.positive import is_not_zero, is_positive
 from graphguard.engine.store.records import Records
+from graphguard.engine.store.step_counts import counted
 from graphguard.engine.terms.definition import Part
 from graphguard.engine.terms.lane import Lane, varies
 from graphguard.engine.terms.term import (
@@ -55,6 +56,9 @@ class Folding:
     def simplified(self, term: Term) -> Term | None:
         """The normal form, in which every sum stays as it is."""
         found = normal(term, self._records.facts)
+        if found is not None and self._records.limits.step_cases:
+            counts = counted(self._records, found)
+            found = found if counts is found else normal(counts, self._records.facts)
         return None if found is None else self._cancelled(found)
 
     def _cancelled(self, term: Term) -> Term:

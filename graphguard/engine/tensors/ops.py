@@ -27,7 +27,7 @@ from graphguard.engine.tensors import integer
 from graphguard.engine.tensors.one_piece import edges_of, in_one_piece
 from graphguard.engine.tensors.shape import expand, reshape
 from graphguard.engine.terms.definition import Part
-from graphguard.engine.terms.lane import Lane, at_lane, collapse, equal, varies
+from graphguard.engine.terms.lane import Lane, at_lane, collapse, equal, everywhere, varies
 from graphguard.engine.terms.rational import Irrational, irrational, rational
 from graphguard.engine.terms.term import (
     DIMS,
@@ -241,9 +241,14 @@ class Ops:
 
     def max(self, value: Value, dims: Sequence[int], keep: bool = False) -> Value:
         """The largest element over dims: an atom that remembers the range, so that ranges of ranks can be joined."""
-        value = folded(self.table, value)
-        gone = set(dims)
+        value, gone = folded(self.table, value), set(dims)
+        if all(everywhere(term.weight != 0) for term in value.terms):
+            return self._max(value, dims, keep)
+        left = [1 if dim in gone else size for dim, size in enumerate(value.shape) if keep or dim not in gone]
+        return function.by_weight(self.table, [value], lambda each: self._max(each[0], dims, keep), left)
 
+    def _max(self, value: Value, dims: Sequence[int], keep: bool) -> Value:
+        gone = set(dims)
         if is_nothing(self.table, value):
             left = [1 if dim in gone else size for dim, size in enumerate(value.shape) if keep or dim not in gone]
             return self.full(left, MINUS_INFINITY)
@@ -251,7 +256,7 @@ class Ops:
         pieces = self._pieces(value, dims)
         if len(pieces) > 1:
             held = [piece for piece in pieces if not is_nothing(self.table, piece)] or pieces[:1]
-            return functools.reduce(functools.partial(self.fn, "maximum"), [self.max(piece, dims, keep) for piece in held])
+            return functools.reduce(functools.partial(self.fn, "maximum"), [self._max(piece, dims, keep) for piece in held])
         parameters = FINITE if may_be_masked(self.table, value) and some_left(self.table, value, dims) else ()
 
         def on_cell(cells: list[list[Term]], box: tuple[Range, ...]) -> Term | None:

@@ -11,11 +11,13 @@ from graphguard.capture.jax.dtypes import numpy_of
 from graphguard.capture.jax.known_arrays import Known
 from graphguard.capture.jax.lowering import CALLS, Diverged, Lowering, rule
 from graphguard.errors import CaptureError
+from graphguard.graph.ir import Value
 
 _MOST_STEPS = 100_000  # of a loop: one that ends goes on for less
+MAY_NOT_MEET = "a branch on data communicates, so whether the ranks meet depends on data"
 _JAXPRS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _COMMUNICATES = {"psum", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_gather_invariant", "reduce_scatter",
-                 "all_to_all", "pbroadcast", "shard_map"}  # fmt: skip
+                 "psum_scatter", "all_to_all", "ragged_all_to_all", "pbroadcast", "shard_map"}  # fmt: skip
 
 
 @rule(*CALLS)
@@ -84,13 +86,17 @@ def branch(low: Lowering, equation: Any, which: Any, *operands: Any) -> list[Any
     if isinstance(which, Known):
         return low.closed(branches[min(max(way(which), 0), len(branches) - 1)], operands)
     if any(_communicates(each.jaxpr) for each in branches):
-        raise CaptureError("a branch on data communicates, so whether the ranks meet depends on data")
-    results = [[low.tensor(each) for each in low.closed(one, operands)] for one in branches]
-    found = results[-1]
-    for place in reversed(range(len(branches) - 1)):
-        op = "le.Scalar" if place == 0 else "eq.Scalar"
-        mask = low.build.aten(op, low.cast(low.tensor(which), "int32"), place)
-        found = [low.build.aten("where.self", mask, yes, no) for yes, no in zip(results[place], found, strict=True)]
+        raise CaptureError(MAY_NOT_MEET)
+    return chosen(low, low.tensor(which), [low.closed(one, operands) for one in branches])
+
+
+def chosen(low: Lowering, which: Value, results: list[list[Any]]) -> list[Any]:
+    """The results of one of several branches: the first one for what is below its number, the last one for what is above."""
+    found = [low.tensor(each) for each in results[-1]]
+    for place in reversed(range(len(results) - 1)):
+        mask = low.build.aten("le.Scalar" if place == 0 else "eq.Scalar", low.cast(which, "int32"), place)
+        these = map(low.tensor, results[place])
+        found = [low.build.aten("where.self", mask, yes, no) for yes, no in zip(these, found, strict=True)]
     return found
 
 

@@ -56,7 +56,7 @@ def axis_index(low: Lowering, equation: Any) -> Known:
     return Known(low.build.place_in(Along(axes_of(equation.params["axis_name"]))).astype(np.int32))
 
 
-def _along(params: Any, name: str = "axis_name") -> Along:
+def along_of(params: Any, name: str = "axis_name") -> Along:
     given = params[name]
     if isinstance(given, Along):
         return given
@@ -69,7 +69,7 @@ _REDUCED = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"
 
 @rule(*_REDUCED)
 def reduced(low: Lowering, equation: Any, *operands: Any) -> Any:
-    along, how = _along(equation.params, "axes"), _REDUCED[equation.primitive.name]
+    along, how = along_of(equation.params, "axes"), _REDUCED[equation.primitive.name]
     made = []
     for operand, variable in zip(operands, equation.outvars, strict=True):
         x = low.tensor(operand)
@@ -80,13 +80,13 @@ def reduced(low: Lowering, equation: Any, *operands: Any) -> Any:
 @rule("all_gather", "all_gather_invariant")
 def all_gather(low: Lowering, equation: Any, x: Any) -> Value:
     params = equation.params
-    return low.gathered(low.tensor(x), _along(params), params["all_gather_dimension"], params["tiled"])
+    return low.gathered(low.tensor(x), along_of(params), params["all_gather_dimension"], params["tiled"])
 
 
 @rule("reduce_scatter", "psum_scatter")
 def reduce_scatter(low: Lowering, equation: Any, x: Any) -> Value:
     params, x = equation.params, low.tensor(x)
-    along = _along(params)
+    along = along_of(params)
     rows = _parts_in_front(low, x, params["scatter_dimension"], low.build.places.size(along), params["tiled"])
     made = low.build.collective("reduce_scatter_tensor", rows, [1, *rows.shape[1:]], along, reduce="sum")
     aval = equation.outvars[0].aval
@@ -101,20 +101,35 @@ def _parts_in_front(low: Lowering, x: Value, dim: int, count: int, tiled: bool) 
 
 
 @rule("all_to_all")
-def all_to_all(low: Lowering, equation: Any, x: Any) -> Value:
+def all_to_all(low: Lowering, equation: Any, x: Any) -> Any:
     """The parts of one dim go to the members, and what comes is joined along another. JAX has made it `tiled` already."""
-    params, x = equation.params, low.tensor(x)
-    along = _along(params)
+    params, along = equation.params, along_of(equation.params)
     count = low.build.places.size(along)
+    if isinstance(x, Known) and len(low.build.ranks) == low.build.mesh.size:
+        return _known_parts(low, x, along, params["split_axis"], params["concat_axis"])
+    x = low.tensor(x)
     rows = _parts_in_front(low, x, params["split_axis"], count, tiled=True)
     ones = (1,) * count
     made = low.build.collective("all_to_all_single", rows, rows.shape, along, output_splits=ones, input_splits=ones)
     return low.view(low.moved(made, 0, params["concat_axis"]), equation.outvars[0].aval.shape)
 
 
+def _known_parts(low: Lowering, x: Known, along: Along, split: int, joined: int) -> Known:
+    """Of what is known on all ranks it is known what comes: of offsets that are exchanged, for one."""
+    mesh = low.build.mesh.size
+    array = np.broadcast_to(x.array, (mesh, *x.shape))
+    members = [low.build.member(along, np.full(mesh, place)) for place in range(low.build.places.size(along))]
+    own = low.build.place_in(along)
+    rows = []
+    for rank in range(mesh):
+        parts = [np.split(array[each[rank]], len(members), split)[own[rank]] for each in members]
+        rows.append(np.concatenate(parts, joined))
+    return Known(np.stack(rows))
+
+
 @rule("pbroadcast")
 def broadcast(low: Lowering, equation: Any, x: Any) -> Value:
-    x, along = low.tensor(x), _along(equation.params)
+    x, along = low.tensor(x), along_of(equation.params)
     root = low.build.member(along, np.full(len(low.build.ranks), equation.params["source"]))
     return low.build.collective("broadcast", x, x.shape, along, root=per_rank(root))
 
@@ -122,7 +137,7 @@ def broadcast(low: Lowering, equation: Any, x: Any) -> Value:
 @rule("ppermute")
 def ppermute(low: Lowering, equation: Any, x: Any) -> Any:
     """Who is sent nothing has zeros. Ranks that only send, or only receive, are walked by themselves."""
-    x, along = low.tensor(x), _along(equation.params)
+    x, along = low.tensor(x), along_of(equation.params)
     count = low.build.places.size(along)
     target, origin = np.full(count, -1), np.full(count, -1)
     for source, goal in equation.params["perm"]:

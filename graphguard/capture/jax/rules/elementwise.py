@@ -199,7 +199,7 @@ def select(low: Lowering, equation: Any, which: Any, *cases: Any) -> Any:
         return cases[int(which.uniform())]
     if len(cases) == 1:
         return cases[0]
-    if len(cases) > 2:
+    if str(which.dtype) != "bool":
         found = low.tensor(cases[-1])
         for place in reversed(range(len(cases) - 1)):
             found = low.build.aten(
