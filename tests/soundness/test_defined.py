@@ -138,6 +138,7 @@ def test_nothing_is_kept_of_an_unwritten_tensor_or_of_infinity():
         "new_empty": lambda x: x.new_empty(4),
         "strided": lambda x: torch.empty_strided((4,), (1,)),
         "exp_of_empty": lambda x: torch.empty(4).exp(),
+        "empty_as_itself": lambda x: (lambda e: (e == e).float())(torch.empty(4)) * x.exp(),
         "masked_empty": lambda x: torch.empty(4) * torch.tensor([0.0, 0.0, 0.0, 0.0]),
         "infinite": lambda x: torch.full((4,), float("inf")),
         "some_infinite": lambda x: torch.tensor([1.0, 2.0, float("inf"), 3.0]),

@@ -148,12 +148,15 @@ def _compared(table: Table, name: str, operands: Sequence[Term | None]) -> Fract
     """What a comparison of something with itself gives, or of minus infinity with that or with what is finite."""
     of_equal, of_less, of_more = COMPARISONS[name]
     one, other = operands
-    if one is not None and other is not None and same_term(one, other):
+    factors = [[] if term is None else term.factors for term in operands]
+    if any(may_be_garbage(table, f.atom) for each in factors for f in each):  # which may be no number, and not equal to itself
+        return None
+    infinite = [any(may_hold_infinity(table, f.atom) for f in each) for each in factors]
+    if one is not None and other is not None and not any(infinite) and same_term(one, other):
         return Fraction(of_equal)
     nothing = [_is_nothing(table, term) for term in operands]
     if all(nothing):
         return Fraction(of_equal)
-    infinite = [term is not None and any(may_hold_infinity(table, f.atom) for f in term.factors) for term in operands]
     if nothing[0] and not infinite[1]:
         return Fraction(of_less)
     return Fraction(of_more) if nothing[1] and not infinite[0] else None
