@@ -139,7 +139,7 @@ def test_a_ledger_knows_versions_apart(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("jax",), "there is no sweep of 'jax'; there are: transformers, megatron, dtensor"),
+        (("jax",), "there is no sweep of 'jax'; there are: transformers, megatron, torchtitan, deepspeed, accelerate, dtensor"),
         (("dtensor", "--tp", "two"), "--tp 'two' is no list of numbers of ranks from 2 on, such as 2,4"),
         (("dtensor", "--tp", "1"), "--tp '1' is no list of numbers of ranks"),
         (("dtensor", "--only", "nothing like it"), "has 'nothing like it' in its name"),

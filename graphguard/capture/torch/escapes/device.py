@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -64,6 +65,8 @@ def present_devices(recorder: Recorder) -> None:
         device = _device(tensor)
         if device.type != "meta":
             return device
+        while is_functorch_wrapped_tensor(tensor):  # under vmap, which has no storage of its own
+            tensor = get_unwrapped(tensor)
         return _of_storage(recorder, tensor.untyped_storage())
 
     def asked_by_torch() -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _TORCH, _LOGGING = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(logging.__file__) + os.sep
 _TEXTS = ("__repr__", "__str__", "__format__")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PRINTERS: list[Any] = []  # functions of libraries
 _LEVELS = {"debug", "info", "warning", "warn", "error", "critical", "exception", "log"}
 
 
@@ -55,6 +56,11 @@ def guard_text(recorder: Recorder) -> None:
     torch.Tensor.__format__ = lambda self, spec: text(self, "__format__", spec)
     for kind in (DTensor, AsyncCollectiveTensor, torch.nn.Parameter):
         _guard_subclass(kind, text)
+
+
+def only_prints(function: Any) -> None:
+    """A library's function that prints or logs what it is given, and does nothing else with it."""
+    _PRINTERS.append(function)
 
 
 def _guard_subclass(kind: Any, text: Any) -> None:
@@ -101,12 +107,14 @@ def is_only_shown(frame: FrameType) -> bool:
 
 
 def _prints(statement: ast.stmt, frame: FrameType) -> bool:
-    """Whether the statement is a call of the builtin `print`, to the terminal, or of a logger."""
+    """Whether the statement is a call of the builtin `print`, to the terminal, of a logger, or of a library's own printer."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call) or _keeps_text(statement.value):
         return False
     call, names = statement.value, {**frame.f_globals, **frame.f_locals}
     if isinstance(call.func, ast.Name):
         found = names.get(call.func.id, getattr(builtins, call.func.id, None))
+        if any(found is printer for printer in _PRINTERS):
+            return all(isinstance(word.value, ast.Constant) for word in call.keywords)
         return found is builtins.print and all(word.arg in ("sep", "end", "flush") for word in call.keywords)
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
         return False
