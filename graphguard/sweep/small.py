@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -20,7 +21,7 @@ import torch
 from graphguard.api import Input
 
 VOCABULARY, BATCH, SEQUENCE, _HEADS = 32, 2, 8, 4
-_MOST = 1_000_000  # parameters of a small model
+_MOST = 10_000_000  # parameters of a model that is run to see whether it runs
 # By the name of a field, where it has a number that is not 0, or None: 0 says that there is no such part.
 _SIZES: dict[str, Any] = {
     "intermediate_size": 24, "num_hidden_layers": 1, "max_position_embeddings": 64,
@@ -34,6 +35,7 @@ _SIZES_IF_ANY: dict[str, Any] = {
     "pad_token_id": 0, "attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
     "mamba_chunk_size": SEQUENCE, "mamba_d_state": 8, "ssm_state_size": 8, "hidden_size_per_layer_input": 8,
     "attn_pdrop": 0.0, "image_size": 8, "patch_size": 2, "num_kv_shared_layers": 0, "dropout_rate": 0.0,
+    "n_groups": 1, "mamba_n_groups": 1,
 }  # fmt: skip
 # What None is replaced by, where a model cannot do without.
 _INSTEAD_OF_NONE: dict[str, Any] = {"sliding_window": SEQUENCE // 2, "top_k_experts": 2}
@@ -63,27 +65,37 @@ def choices(tp: int) -> Iterator[Choice]:
 
 def configure(config: Any, choice: Choice, options: Mapping[str, Any]) -> Any:
     """The configuration of this choice, if its class allows it."""
-    fields = config().to_dict()
-    known = {**dict.fromkeys(re.findall(r'kwargs\.(?:pop|get)\("(\w+)"', inspect.getsource(config)), -1), **fields}
+    fields = _fields(config)
     sizes = {name: value for name, value in _SIZES.items() if name in fields and fields[name] != 0}
     sizes |= {name: value for name, value in _SIZES_IF_ANY.items() if fields.get(name) not in (None, 0)}
-    sizes |= {name: value for name in known if (value := _size(name, known[name], choice)) is not None}
+    sizes |= {name: value for name in fields if (value := _size(name, fields[name], choice)) is not None}
     if choice.filled:
         sizes |= {name: value for name, value in _INSTEAD_OF_NONE.items() if name in fields}
-    sizes |= {
-        "hidden_size": choice.head * choice.heads,
-        "num_attention_heads": choice.heads,
-        "num_key_value_heads": choice.keys,
-    }
+    parts = {name: part for name, part in config.sub_configs.items() if getattr(part, "model_type", "")}
+    for name, part in parts.items():
+        with suppress(Exception):  # it stays as large as it is
+            sizes[name] = configure(part, choice, {})
+    usual = {"hidden_size": choice.head * choice.heads, "num_attention_heads": choice.heads, "num_key_value_heads": choice.keys}
+    sizes |= {name: size for name, size in usual.items() if name in fields or not parts}
     sizes |= _layers(fields, choice)
     sizes |= _rotary(config, fields, choice)
-    layers, before = sizes["num_hidden_layers"], fields.get("num_hidden_layers")
-    for name in sizes:
-        if isinstance(fields.get(name), list) and len(fields[name]) == before and not isinstance(sizes[name], list):
-            sizes[name] = [sizes[name]] * layers
+    for name, size in sizes.items():
+        if isinstance(fields.get(name), list) and not isinstance(size, list):
+            each_layer = len(fields[name]) == fields.get("num_hidden_layers")
+            sizes[name] = [size] * (sizes["num_hidden_layers"] if each_layer else len(fields[name]))
     made = config(**sizes | options)
     made._experts_implementation = "batched_mm"  # each token by its experts, without counting tokens
     return made
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    """What the class can be given, with its defaults: its fields, under the names that it declares, and what it takes from
+    further keywords. What follows from other fields is left out."""
+    shown, declared = config().to_dict(), getattr(config, "__dataclass_fields__", {})
+    aliases = {shown_as: name for name, shown_as in config.attribute_map.items() if name in declared}
+    fields = {aliases.get(name, name): value for name, value in shown.items()}
+    taken = re.findall(r'kwargs\.(?:pop|get)\("(\w+)", *\d+\)', inspect.getsource(config))
+    return {name: value for name, value in fields.items() if not declared or name in declared} | dict.fromkeys(taken, -1)
 
 
 def _size(name: str, value: Any, choice: Choice) -> int | None:
@@ -96,8 +108,8 @@ def _size(name: str, value: Any, choice: Choice) -> int | None:
         return choice.keys
     for pattern, size in (
         (r"(.*_)?(num|n)_(.*_)?heads", choice.heads),
+        (r"qk_head_dim|mamba_d_head", 2 * choice.head),
         (r".*head_dim", choice.head),
-        (r"mamba_d_head", 2 * choice.head),
         (r".*_lora_rank|laurel_rank|embedding_rank", 8),
         (r"vocab_size(_.*)?", VOCABULARY),
         (r"(shared|dense)_(.*_)?intermediate_size|expert_ffn_hidden_size|ffn_hidden_size|share_expert_dim", 8),
@@ -110,7 +122,9 @@ def _size(name: str, value: Any, choice: Choice) -> int | None:
 def _layers(fields: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     """One layer, or the first of each kind. Lists that have an entry for each layer have one for each of these."""
     lists = {
-        name: value for name, value in fields.items() if isinstance(value, list) and len(value) == fields["num_hidden_layers"]
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, list) and len(value) == fields.get("num_hidden_layers")
     }
     kinds = {name: value for name, value in lists.items() if name in _KINDS_OF_LAYERS}
     if choice.every_kind and kinds:
@@ -138,9 +152,9 @@ def _rotary(config: Any, fields: Mapping[str, Any], choice: Choice) -> dict[str,
 
 def _sectioned(rotary: dict[str, Any], choice: Choice) -> dict[str, Any]:
     turned = int(choice.head * (rotary.get("partial_rotary_factor") or 1)) // 2
-    if turned < 4:
-        raise ValueError(f"{turned} pairs of features are too few for three coordinates")
-    return {**rotary, "mrope_section": [turned - 2 * (turned // 4), turned // 4, turned // 4]}
+    if turned < 4:  # too few for three coordinates
+        return rotary
+    return {**rotary, "mrope_section": [turned // 4, turned // 4, turned - 2 * (turned // 4)]}
 
 
 # ---------------------------------------------------------------------- models
@@ -152,7 +166,7 @@ def model_of(config: type) -> type:
     """The model with a language head, or else the one without, of this configuration."""
     module = modeling(config)
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and _takes(kind, config)]
-    for ending in ("ForCausalLM", "TextModel", "Model", "Encoder", "Decoder"):
+    for ending in ("ForCausalLM", "TextModel", "Model", "ForConditionalGeneration", "Encoder", "Decoder"):
         for kind in kinds:
             if kind.__name__.endswith(ending) and not kind.__name__.endswith("PreTrainedModel"):
                 return kind
@@ -212,21 +226,32 @@ def first_that_runs(config: type, tp: int, options: Mapping[str, Any]) -> tuple[
     told: Exception | None = None
     for choice in choices(tp):
         try:
-            made = configure(config, choice, options)
-            _try(kind, made, choice)
-            return made, choice
+            return _tried(kind, config, choice, options), choice
         except Exception as error:  # whatever a library raises
             told = told or error
     assert told is not None
     raise told
 
 
+def _tried(kind: Any, config: type, choice: Choice, options: Mapping[str, Any]) -> Any:
+    """The configuration, if a train step runs with it. What the model asks for and its class lacks is added."""
+    made = configure(config, choice, options)
+    try:
+        _try(kind, made, choice)
+    except AttributeError as error:
+        known = {**_SIZES, **_SIZES_IF_ANY}
+        if error.name not in known or error.name in options:
+            raise
+        return _tried(kind, config, choice, {**options, error.name: known[error.name]})
+    return made
+
+
 def _try(kind: Any, config: Any, choice: Choice) -> None:
-    """Build it and run a train step, unless it is large."""
+    """Build it, and run a train step unless it is large."""
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in kind(deepcopy(config)).parameters())
     if size > _MOST:
-        raise ValueError(f"it has {size:,} parameters: its configuration has sizes that were not made small")
+        return  # it is captured without data, as any model
     model = kind(deepcopy(config))
     given = {
         name: torch.randint(0, VOCABULARY, each.shape) if each.dtype == torch.int64 else torch.randn(each.shape)

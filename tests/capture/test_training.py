@@ -221,6 +221,19 @@ def test_function_transforms_replay_as_eager(function):
     assert_replays_as_eager(function, MLP)
 
 
+def test_what_attention_makes_is_where_its_operands_are():
+    """Its mask is made by torch, on the device without data that torch knows of."""
+
+    def function(x, a, b):
+        q = x.view(1, 2, 4, 6)
+        y = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        assert y.device.type == "cpu" and torch.empty(2, device="meta").device.type == "meta"
+        with torch.autocast(device_type=y.device.type, enabled=False):
+            return x * 2
+
+    assert_replays_as_eager(function, MLP)
+
+
 def test_functional_call_replays_as_eager():
     def function(x, w, b):
         module = torch.nn.Linear(6, 5)

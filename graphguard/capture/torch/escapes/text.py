@@ -6,11 +6,9 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import linecache
 import logging
 import os
 import sys
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphguard.capture.torch.escapes.statements import statement_of
 from graphguard.capture.torch.record.constants import NotConstant
 from graphguard.errors import CaptureError
 
@@ -102,7 +101,7 @@ def is_only_shown(frame: FrameType) -> bool:
         return True
     if sys.stdout is not sys.stderr:  # the program redirects what it prints
         return False
-    statement = _statement(frame)
+    statement = statement_of(frame)
     return statement is not None and _prints(statement, frame)
 
 
@@ -142,30 +141,3 @@ def _is_textual(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Name):
         return call.func.id in ("str", "repr", "format")
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("format", "join", "ljust", "rjust", "center")
-
-
-def _statement(frame: FrameType) -> ast.stmt | None:
-    """The innermost statement that the frame is in."""
-    line, end_line, column, end_column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    if line is None or end_line is None or column is None or end_column is None:
-        return None
-    begin, end = (line, column), (end_line, end_column)
-    around = [node for node in _parsed(frame.f_code.co_filename) if _begin(node) <= begin and end <= _end(node)]
-    return max(around, key=_begin, default=None)
-
-
-def _begin(node: ast.stmt) -> tuple[int, int]:
-    return node.lineno, node.col_offset
-
-
-def _end(node: ast.stmt) -> tuple[int, int]:
-    return node.end_lineno or node.lineno, node.end_col_offset or 0
-
-
-@functools.cache
-def _parsed(file: str) -> tuple[ast.stmt, ...]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
