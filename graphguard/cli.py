@@ -443,7 +443,9 @@ def bench(
 
 @app.command()
 def sweep(
-    library: Annotated[str, typer.Argument(metavar="LIBRARY", help="transformers, megatron or dtensor.")],
+    library: Annotated[
+        str, typer.Argument(metavar="LIBRARY", help="transformers, megatron, torchtitan, deepspeed, accelerate or dtensor.")
+    ],
     tp: Annotated[str, typer.Option(metavar="N[,N]", help="Numbers of ranks.")] = "2",
     options: Annotated[bool, typer.Option("--options", help="Each once more with options that change gradients.")] = False,
     only: Annotated[str, typer.Option(metavar="TEXT", help="Configurations whose name has this text.")] = "",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import os
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
+from importlib import metadata
 
 import pytest
 from harness import ROOT, command, line_of, python
@@ -62,6 +66,16 @@ def test_tests_stand_in_the_rooms_that_they_test():
     rooms = {file.parent.name for file in (ROOT / "graphguard").glob("*/__init__.py")}
     folders = {file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")}
     assert {"engine", "soundness"} <= folders <= rooms | {"soundness"}
+
+
+def test_libraries_of_the_extra_are_pinned_and_where_ci_runs_they_are_installed():
+    """Tests of a library that is not installed are skipped: in CI, which sets the variable, none may be."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["libraries"]
+    names = {re.split("[>=<]", each)[0] for each in extra}
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert names <= pins.keys() and len(names) > 5
+    if os.environ.get("GRAPHGUARD_TEST_LIBRARIES") == "all":
+        assert {name: metadata.version(name) for name in names} == {name: pins[name] for name in names}
 
 
 def test_types_are_shipped():

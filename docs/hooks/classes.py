@@ -232,6 +232,43 @@ def megatron(mesh: Mesh) -> Captured:
     )
 
 
+def torchtitan(mesh: Mesh) -> Captured:
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    library = importlib.import_module("torchtitan_llama")
+
+    def step(model: Any, ids: Any, labels: Any) -> Any:
+        with loss_parallel():
+            return gg.train_step(library.loss)(model, ids=ids, labels=labels)
+
+    return capture_model(
+        library.sequential,
+        lambda ranks: library.distributed(True, **mesh),
+        mesh=mesh,
+        inputs=tokens(library, mesh, dp=gg.Shard(0)),
+        step=step,
+    )
+
+
+def prepared(name: str, step: Callable[[Any], Any], mesh: Mesh) -> Captured:
+    library = importlib.import_module(name)
+    batch = gg.Input((2 * mesh["dp"], library.WIDTH), gg.Shard(0))
+    inputs = {"x": batch, "target": batch}
+    return capture_model(library.Net, lambda ranks: library.Net(), mesh=mesh, inputs=inputs, step=step(library))
+
+
+def accelerate(mesh: Mesh) -> Captured:
+    return prepared("accelerate_data_parallel", lambda library: library.step_of(), mesh)
+
+
+def zero_2(mesh: Mesh) -> Captured:
+    return prepared("deepspeed_zero", lambda library: library.step_of(2), mesh)
+
+
+def zero_3(mesh: Mesh) -> Captured:
+    return prepared("deepspeed_zero", lambda library: library.step_of(3), mesh)
+
+
 PROGRAMS = [
     Program("tensor parallelism by hand", {"dp": 8, "tp": 8}, tensor_parallel),
     Program("tensor parallelism by hand", {"dp": 64, "tp": 16}, tensor_parallel),
@@ -247,6 +284,10 @@ PROGRAMS = [
     Program("ZeroRedundancyOptimizer", {"dp": 16}, zero),
     Program("transformers, Llama with its plan", {"dp": 32, "tp": 2}, transformers, "transformers"),
     Program("megatron-core, GPT", {"dp": 32, "tp": 2}, megatron, "megatron.core.models.gpt.gpt_layer_specs"),
+    Program("torchtitan, Llama 3, fully sharded over its plan", {"dp": 8, "tp": 2}, torchtitan, "torchtitan"),
+    Program("accelerate, Accelerator", {"dp": 64}, accelerate, "accelerate"),
+    Program("deepspeed, ZeRO 2", {"dp": 8}, zero_2, "deepspeed"),
+    Program("deepspeed, ZeRO 3", {"dp": 8}, zero_3, "deepspeed"),
 ]
 
 

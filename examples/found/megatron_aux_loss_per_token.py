@@ -9,7 +9,7 @@ Repaired in NVIDIA/Megatron-LM #5047, which is not in this version.
 
 import real_ranks
 from megatron.core.transformer.moe.router import TopKRouter
-from small_megatron import routed, summed_loss
+from small_megatron import balanced, routed, summed_loss
 
 import graphguard as gg
 
@@ -21,8 +21,7 @@ class Repaired(TopKRouter):
 
 
 def case(kind=TopKRouter):
-    balanced = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1}
-    return routed(kind, summed_loss, {"tp": 2}, gg.Shard(0), tp=2, calculate_per_token_loss=True, **balanced)
+    return routed(kind, summed_loss, {"tp": 2}, gg.Shard(0), tp=2, calculate_per_token_loss=True, **balanced("aux_loss"))
 
 
 @gg.check(expect="refuted")

@@ -10,7 +10,7 @@ error. Reported as NVIDIA/Megatron-LM #3672.
 import real_ranks
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
-from small_megatron import mean_loss, routed
+from small_megatron import balanced, mean_loss, routed
 
 import graphguard as gg
 
@@ -22,8 +22,7 @@ class Repaired(TopKRouter):
 
 
 def case(kind=TopKRouter):
-    balanced = {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.1}
-    return routed(kind, mean_loss, {"dp": 2}, gg.Shard(1), **balanced)
+    return routed(kind, mean_loss, {"dp": 2}, gg.Shard(1), **balanced("global_aux_loss"))
 
 
 @gg.check(expect="refuted")

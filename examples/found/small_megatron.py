@@ -87,6 +87,11 @@ class Routed(Whole):
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_router_load_balancing_type": "none"}
 
 
+def balanced(kind):
+    """Options of this load-balancing loss."""
+    return {"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": 0.1}
+
+
 def summed_loss(scores, x):
     """Of this rank's tokens; the count is that of all tokens of this replica, as a trainer's loss mask has it."""
     tokens = scores.shape[0] * parallel_state.get_tensor_model_parallel_world_size()

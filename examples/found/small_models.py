@@ -10,6 +10,14 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "nu
          "vocab_size": VOCABULARY, "use_cache": False, "pad_token_id": None}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "experts_implementation": "batched_mm"}
 
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+QWEN3_MOE = {"num_experts": 2, "head_dim": 8, "rope_parameters": ROTARY, **EXPERTS}
+
+
+def summed(*modules):
+    """A repair: the gradients of these modules are summed over tp, by a style that the library has."""
+    return dict.fromkeys(modules, "replicated_with_grad_allreduce")
+
 
 def loss(model, ids):
     return model(input_ids=ids, labels=ids).loss

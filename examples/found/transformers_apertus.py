@@ -9,12 +9,12 @@ report is known to us.
 """
 
 import real_ranks
-from small_models import given
+from small_models import given, summed
 from transformers import ApertusForCausalLM
 
 import graphguard as gg
 
-REPAIR = {"model.layers.*.mlp.act_fn": "replicated_with_grad_allreduce"}
+REPAIR = summed("model.layers.*.mlp.act_fn")
 
 
 def case(repair=None):

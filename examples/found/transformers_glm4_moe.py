@@ -8,15 +8,12 @@ checkpoint has one rank's copy. No public report is known to us.
 """
 
 import real_ranks
-from small_models import given
+from small_models import given, summed
 from transformers import Glm4MoeForCausalLM
 
 import graphguard as gg
 
-REPAIR = {
-    "model.layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
-    "model.layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
-}
+REPAIR = summed("model.layers.*.self_attn.q_norm", "model.layers.*.self_attn.k_norm")
 
 
 def case(repair=None):

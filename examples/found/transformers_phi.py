@@ -8,15 +8,12 @@ copy. No public report is known to us.
 """
 
 import real_ranks
-from small_models import given
+from small_models import given, summed
 from transformers import PhiForCausalLM
 
 import graphguard as gg
 
-REPAIR = {
-    "model.layers.*.self_attn.q_layernorm": "replicated_with_grad_allreduce",
-    "model.layers.*.self_attn.k_layernorm": "replicated_with_grad_allreduce",
-}
+REPAIR = summed("model.layers.*.self_attn.q_layernorm", "model.layers.*.self_attn.k_layernorm")
 
 
 def case(repair=None):

@@ -9,21 +9,16 @@ checkpoint has one rank's copy. No public report is known to us.
 """
 
 import real_ranks
-from small_models import EXPERTS, given, hidden_loss
+from small_models import QWEN3_MOE, given, hidden_loss, summed
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
 import graphguard as gg
 
-ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-SIZES = {"num_experts": 2, "head_dim": 8, "rope_parameters": ROTARY, "loss_fn": hidden_loss, **EXPERTS}
-REPAIR = {
-    "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
-    "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
-}
+REPAIR = summed("layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm")
 
 
 def case(repair=None):
-    return given(Qwen3VLMoeTextModel, repair, **SIZES)
+    return given(Qwen3VLMoeTextModel, repair, hidden_loss, **QWEN3_MOE)
 
 
 @gg.check(expect="refuted")

@@ -1,6 +1,6 @@
 """deepspeed: the engine that `initialize` makes of a model (ZeRO stage 0), a step of SGD: the loss and every weight.
 
-deepspeed is not among the extras of this package: pip install deepspeed (tested with 0.19.8).
+Tested with deepspeed 0.19.8.
 """
 
 import os

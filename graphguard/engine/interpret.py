@@ -242,7 +242,7 @@ class Interpreter:
             runs = np.split(array, np.flatnonzero((array[1:] != array[:-1] + 1) | (array[1:] < array[:-1])) + 1)  # no wrap
             if not self.table.over("constant_runs", len(runs)):  # positions, such as those of the chunks that a rank has
                 return self.ops.concat([self.ops.arange(len(run), int(run[0])) for run in runs], 0)
-        if array.ndim >= 1 and (array == array[:1]).all():  # rows that are alike
+        if array.ndim >= 1 and array.size and (array == array[:1]).all():  # rows that are alike
             return self.ops.expand(self.ops.reshape(self._of(array[0], constant.dtype), (1, *array.shape[1:])), array.shape)
         return self._data(constant, finite=array.dtype.kind not in "fc" or bool(np.isfinite(array).all()))
 

@@ -25,6 +25,9 @@ from graphguard.sweep.page import page, table
 _MODULES = {
     "transformers": ("families", "transformers"),
     "megatron": ("megatron", "megatron-core"),
+    "torchtitan": ("torchtitan", "torchtitan"),
+    "deepspeed": ("deepspeed", "deepspeed"),
+    "accelerate": ("accelerate", "accelerate"),
     "dtensor": ("dtensor", "torch"),
 }
 LIBRARIES = tuple(_MODULES)

@@ -13,8 +13,10 @@ from harness import ROOT, assert_replays_as_gloo, assert_same, capture_one, fill
 from graphguard.api import capture_model, train_step
 from graphguard.capture.front import ranks_apart
 from graphguard.capture.torch.adapters import versions
+from graphguard.capture.torch.escapes import text
 from graphguard.capture.torch.escapes.imports import when_imported
 from graphguard.capture.torch.relation.inputs import Input, Shard
+from graphguard.errors import CaptureError
 from graphguard.graph.rank_class import same_graph
 from graphguard.oracle.replay import replay, replay_joint
 
@@ -408,6 +410,31 @@ def test_a_library_that_the_program_imports_itself_is_adjusted(tmp_path, monkeyp
     assert importlib.import_module("imported_late").answer == 2
     when_imported("imported_late", lambda module: setattr(module, "answer", 7))
     assert sys.modules.pop("imported_late").answer == 7 and len(sys.meta_path) == before
+
+
+def told(message, force=False):
+    """What a library calls its own print."""
+
+
+def tells(x):
+    told(f"{x}", force=False)
+    return x + 1
+
+
+def decides(x):
+    told("words", force=f"{x}" == "1")
+    return x + 1
+
+
+def test_text_may_be_made_for_a_function_of_a_library_that_only_prints(monkeypatch):
+    monkeypatch.setattr(text, "_PRINTERS", [])
+    x = {"x": Input((2,))}
+    with pytest.raises(CaptureError, match="makes text of a tensor"):
+        capture_one(tells, x)
+    text.only_prints(told)
+    assert len(capture_one(tells, x).nodes) == 1
+    with pytest.raises(CaptureError, match="makes text of a tensor"):
+        capture_one(decides, x)
 
 
 ADAPTED = {"torch": "torch", "megatron-core": "megatron.core.tensor_parallel.random", "deepspeed": "deepspeed"}

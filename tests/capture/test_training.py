@@ -204,6 +204,10 @@ def per_sample(x, a, b):
     return torch.func.vmap(torch.func.grad(lambda w, row: (row @ w).square().sum()), in_dims=(None, 0))(a, x)
 
 
+def asks_for_the_device(x, a, b):
+    return torch.func.vmap(lambda row: row.new_ones(6).to(row.device) * row if row.is_cpu else row)(x)
+
+
 def forward_mode(x, a, b):
     return torch.func.jvp(lambda w: (x @ w).tanh(), (a,), (torch.ones_like(a),))
 
@@ -212,8 +216,21 @@ def jacobian(x, a, b):
     return torch.func.jacrev(lambda row: (row @ a).tanh())(x[0]), torch.func.hessian(lambda row: (row @ a).sin().sum())(x[0])
 
 
-@pytest.mark.parametrize("function", [functional, vectorised, per_sample, forward_mode, jacobian])
+@pytest.mark.parametrize("function", [functional, vectorised, per_sample, asks_for_the_device, forward_mode, jacobian])
 def test_function_transforms_replay_as_eager(function):
+    assert_replays_as_eager(function, MLP)
+
+
+def test_what_attention_makes_is_where_its_operands_are():
+    """Its mask is made by torch, on the device without data that torch knows of."""
+
+    def function(x, a, b):
+        q = x.view(1, 2, 4, 6)
+        y = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        assert y.device.type == "cpu" and torch.empty(2, device="meta").device.type == "meta"
+        with torch.autocast(device_type=y.device.type, enabled=False):
+            return x * 2
+
     assert_replays_as_eager(function, MLP)
 
 

@@ -12,6 +12,7 @@ from graphguard.engine.ranks.collective import all_gather, all_reduce, groups_of
 from graphguard.engine.store.table import Table
 from graphguard.engine.tensors.ops import Ops
 from graphguard.engine.terms.term import Undescribed
+from graphguard.graph.ir import Constant
 from graphguard.lemmas.known import all_lemmas
 
 ROWS, COLUMNS, LANES = 8, 6, 4
@@ -30,6 +31,12 @@ def ops():
 
 def tensor(ops, name):
     return Interpreter(ops.table, all_lemmas()).input(name, ARRAYS[name].shape)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
+def test_a_constant_without_elements_is_described(ops, shape):
+    empty = Constant("float32", shape, b"")
+    assert Interpreter(ops.table, all_lemmas()).constant(empty).shape == shape
 
 
 def holds(ops, value, *wanted):

@@ -42,6 +42,9 @@ PROVED = [
     "megatron_experts::experts_on_two_ranks",
     "megatron_experts::dropless_by_all_to_all",
     "transformers_experts::qwen3_moe_in_groups",
+    "torchtitan_llama::tensor_and_sequence_parallel",
+    "accelerate_data_parallel::prepared_model",
+    "deepspeed_zero::stage_3",
 ]
 if os.environ.get("GRAPHGUARD_TEST_CASES") == "all":
     PROVED = [name for name, given in CHECKS.items() if not given]

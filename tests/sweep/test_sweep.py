@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
@@ -78,6 +79,58 @@ def test_every_configuration_with_a_plan_is_listed_once_and_options_are_added():
     assert {"phi: PhiConfig, qk_layernorm", "glm4_moe: Glm4MoeConfig, use_qk_norm"} <= set(with_options)
 
 
+# Sizes must fit to each other: heads of state, parts of rotary positions, kinds of layers, what is asked for and not there.
+SMALL = {
+    "granitemoehybrid": "GraniteMoeHybridConfig", "glm4v_moe": "Glm4vMoeTextConfig", "olmo_hybrid": "OlmoHybridConfig",
+    "lfm2_moe": "Lfm2MoeConfig", "mistral4": "Mistral4Config", "gemma3n": "Gemma3nTextConfig",
+    "qwen3_omni_moe": "Qwen3OmniMoeTalkerTextConfig",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("family", SMALL if ALL else ["granitemoehybrid", "glm4v_moe", "lfm2_moe"])
+def test_a_small_configuration_is_one_that_runs(family, tp):
+    pytest.importorskip("transformers")
+    from graphguard.sweep.small import first_that_runs, model_of
+
+    config = getattr(importlib.import_module(f"transformers.models.{family}.configuration_{family}"), SMALL[family])
+    made, choice = first_that_runs(config, tp, {})
+    assert made.num_attention_heads % tp == 0 and choice.keys >= tp and made.vocab_size == 32
+    assert sum(parameter.numel() for parameter in model_of(config)(made).parameters()) < 200_000
+
+
+def test_a_family_without_a_model_of_its_configuration_says_so():
+    pytest.importorskip("transformers")
+    from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
+
+    from graphguard.sweep.small import first_that_runs
+
+    with pytest.raises(LookupError, match="modeling_t5gemma has no model of T5GemmaModuleConfig alone"):
+        first_that_runs(T5GemmaModuleConfig, 2, {})
+
+
+TRAINING = [
+    ("deepspeed", "ZeRO 1, plain"),
+    ("accelerate", "Accelerator, 2 microbatches, clipped"),
+    ("torchtitan", "llama3: debugmodel"),
+]
+
+
+@pytest.mark.parametrize(("library", "only"), TRAINING)
+def test_a_step_of_a_library_is_verified(capfd, tmp_path, library, only):
+    pytest.importorskip(library)
+    file = tmp_path / "kept.jsonl"
+    command(capfd, "sweep", library, "--only", only, "--write", str(file))
+    verdicts = [row["verdict"] for (name, _), row in rows_of(file).items() if name == only]
+    assert verdicts and set(verdicts) == {"verified"}
+
+
+def test_a_step_that_is_not_what_one_process_does_is_refuted():
+    from graphguard.sweep.training import Plan, alone, verify_training
+
+    assert verify_training(Plan(2), alone, 2).verdict == "refuted"  # nobody averages the gradients
+
+
 # ---------------------------------------------------------------------- whatever happens
 def fails():
     raise ValueError("two\nlines")
@@ -139,7 +192,7 @@ def test_a_ledger_knows_versions_apart(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("jax",), "there is no sweep of 'jax'; there are: transformers, megatron, dtensor"),
+        (("jax",), "there is no sweep of 'jax'; there are: transformers, megatron, torchtitan, deepspeed, accelerate, dtensor"),
         (("dtensor", "--tp", "two"), "--tp 'two' is no list of numbers of ranks from 2 on, such as 2,4"),
         (("dtensor", "--tp", "1"), "--tp '1' is no list of numbers of ranks"),
         (("dtensor", "--only", "nothing like it"), "has 'nothing like it' in its name"),

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphguard.capture.torch.adapters.versions import check_version
 from graphguard.capture.torch.escapes.imports import when_imported
+from graphguard.capture.torch.escapes.text import only_prints
 
 if TYPE_CHECKING:
     from graphguard.capture.torch.record.recorder import Recorder
@@ -40,6 +41,8 @@ def adjust_deepspeed(recorder: Recorder) -> None:
         recorder.assume("deepspeed's ranks fetch and partition their parameters in one order, which they would compare")
 
     def read_no_values(module: Any) -> None:
+        if hasattr(module, "print_rank_0"):
+            only_prints(module.print_rank_0)
         for name, replacement in (("is_invalid_grad_norm", is_a_number), ("assert_ints_same_as_other_ranks", are_the_same)):
             if hasattr(module, name):
                 setattr(module, name, replacement)

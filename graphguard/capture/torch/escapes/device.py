@@ -5,16 +5,20 @@ Torch itself is told the truth: it must know which of its kernels can run."""
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import _disable_current_modes
 
 import graphguard
+from graphguard.capture.torch.escapes.statements import call_of
 
 if TYPE_CHECKING:
     from graphguard.capture.torch.record.recorder import Recorder
@@ -49,7 +53,18 @@ def given_device(device: torch.device | None) -> torch.device | None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TOLD_THE_TRUTH[1]):
         frame = frame.f_back
     file = frame.f_code.co_filename
-    return META if file.startswith(_PASS_ON) or not file.startswith(_TOLD_THE_TRUTH) else None
+    if file.startswith(_TOLD_THE_TRUTH):
+        return META if file.startswith(_PASS_ON) else None
+    return META if _may_name_a_device(frame) else None
+
+
+def _may_name_a_device(frame: FrameType) -> bool:
+    """Whether a call of the program may say where its result is to be. Torch's own code below it makes tensors, too, where its
+    operands are: attention makes a mask."""
+    call = call_of(frame)
+    if call is None or any(word.arg in ("device", None) for word in call.keywords):
+        return True
+    return not isinstance(call.func, ast.Attribute) or call.func.attr == "to"
 
 
 def with_index(device: torch.device) -> torch.device:
@@ -64,6 +79,8 @@ def present_devices(recorder: Recorder) -> None:
         device = _device(tensor)
         if device.type != "meta":
             return device
+        while is_functorch_wrapped_tensor(tensor):  # under vmap, which has no storage of its own
+            tensor = get_unwrapped(tensor)
         return _of_storage(recorder, tensor.untyped_storage())
 
     def asked_by_torch() -> bool:

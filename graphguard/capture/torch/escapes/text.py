@@ -6,11 +6,9 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import linecache
 import logging
 import os
 import sys
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphguard.capture.torch.escapes.statements import statement_of
 from graphguard.capture.torch.record.constants import NotConstant
 from graphguard.errors import CaptureError
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 _TORCH, _LOGGING = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(logging.__file__) + os.sep
 _TEXTS = ("__repr__", "__str__", "__format__")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PRINTERS: list[Any] = []  # functions of libraries
 _LEVELS = {"debug", "info", "warning", "warn", "error", "critical", "exception", "log"}
 
 
@@ -55,6 +55,11 @@ def guard_text(recorder: Recorder) -> None:
     torch.Tensor.__format__ = lambda self, spec: text(self, "__format__", spec)
     for kind in (DTensor, AsyncCollectiveTensor, torch.nn.Parameter):
         _guard_subclass(kind, text)
+
+
+def only_prints(function: Any) -> None:
+    """A library's function that prints or logs what it is given, and does nothing else with it."""
+    _PRINTERS.append(function)
 
 
 def _guard_subclass(kind: Any, text: Any) -> None:
@@ -96,17 +101,19 @@ def is_only_shown(frame: FrameType) -> bool:
         return True
     if sys.stdout is not sys.stderr:  # the program redirects what it prints
         return False
-    statement = _statement(frame)
+    statement = statement_of(frame)
     return statement is not None and _prints(statement, frame)
 
 
 def _prints(statement: ast.stmt, frame: FrameType) -> bool:
-    """Whether the statement is a call of the builtin `print`, to the terminal, or of a logger."""
+    """Whether the statement is a call of the builtin `print`, to the terminal, of a logger, or of a library's own printer."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call) or _keeps_text(statement.value):
         return False
     call, names = statement.value, {**frame.f_globals, **frame.f_locals}
     if isinstance(call.func, ast.Name):
         found = names.get(call.func.id, getattr(builtins, call.func.id, None))
+        if any(found is printer for printer in _PRINTERS):
+            return all(isinstance(word.value, ast.Constant) for word in call.keywords)
         return found is builtins.print and all(word.arg in ("sep", "end", "flush") for word in call.keywords)
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
         return False
@@ -134,30 +141,3 @@ def _is_textual(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Name):
         return call.func.id in ("str", "repr", "format")
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("format", "join", "ljust", "rjust", "center")
-
-
-def _statement(frame: FrameType) -> ast.stmt | None:
-    """The innermost statement that the frame is in."""
-    line, end_line, column, end_column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    if line is None or end_line is None or column is None or end_column is None:
-        return None
-    begin, end = (line, column), (end_line, end_column)
-    around = [node for node in _parsed(frame.f_code.co_filename) if _begin(node) <= begin and end <= _end(node)]
-    return max(around, key=_begin, default=None)
-
-
-def _begin(node: ast.stmt) -> tuple[int, int]:
-    return node.lineno, node.col_offset
-
-
-def _end(node: ast.stmt) -> tuple[int, int]:
-    return node.end_lineno or node.lineno, node.end_col_offset or 0
-
-
-@functools.cache
-def _parsed(file: str) -> tuple[ast.stmt, ...]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
