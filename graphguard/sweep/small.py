@@ -83,7 +83,7 @@ def configure(config: Any, choice: Choice, options: Mapping[str, Any]) -> Any:
         if isinstance(fields.get(name), list) and not isinstance(size, list):
             each_layer = len(fields[name]) == fields.get("num_hidden_layers")
             sizes[name] = [size] * (sizes["num_hidden_layers"] if each_layer else len(fields[name]))
-    made = config(**sizes | options)
+    made = config(**{**sizes, **options})
     made._experts_implementation = "batched_mm"  # each token by its experts, without counting tokens
     return made
 

@@ -73,9 +73,13 @@ def alone(model: nn.Module, plan: Plan, x: torch.Tensor, target: torch.Tensor) -
     return losses
 
 
+def weights_of(model: nn.Module) -> Outputs:
+    return {name: each.detach() for name, each in model.named_parameters()}
+
+
 def verify_training(
     plan: Plan, ranks: Callable[[nn.Module, Plan, torch.Tensor, torch.Tensor], list[torch.Tensor]], dp: int,
-    weights: Callable[[nn.Module], Outputs] = lambda model: {name: each.detach() for name, each in model.named_parameters()},
+    weights: Callable[[nn.Module], Outputs] = weights_of,
 ) -> Report:  # fmt: skip
     """ranks: the step of the library, which returns the losses of the rank's microbatches. weights: the model's, afterwards."""
 
