@@ -108,6 +108,7 @@ def _plotted(file: Path, rows: Sequence[Row], name: str, title: str, wanted: Cal
     if len({each for each, _ in found}) < 2:
         return ""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("plots need matplotlib: pip install 'graphguard[docs]'") from None
@@ -120,5 +121,6 @@ def _plotted(file: Path, rows: Sequence[Row], name: str, title: str, wanted: Cal
     axes.set_ylabel("processor seconds")
     axes.grid(True, which="major", alpha=0.3)
     picture = file.with_name(f"{file.stem}-{name}.svg")
-    figure.savefig(picture, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": name}):  # the same picture each time
+        figure.savefig(picture, metadata={"Date": None})
     return f"![processor seconds against {title}]({picture.name})\n\nAgainst {title}: time grows with the power {power:.2f}."
