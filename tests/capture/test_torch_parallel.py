@@ -157,6 +157,13 @@ def ddp_whose_ranks_use_different_parameters(x, w):
     return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
 
 
+def ddp_that_nobody_keeps(x, w):
+    """The wrapper goes before the backward, and gradients are averaged no more: a capture must not keep it alive."""
+    inner = filled(Block(), w)
+    DDP(inner)(x).pow(2).sum().backward()
+    return {name: parameter.grad for name, parameter in inner.named_parameters()}
+
+
 def ddp_compressed(x, w):
     """A hook that works on a copy and writes the bucket in a callback."""
     module = DDP(filled(Block(), w))
@@ -172,7 +179,7 @@ def ddp_in_a_subgroup(x, w):
 DDP_PROGRAMS = [
     ddp, ddp_with_views, ddp_allreduce_hook, ddp_own_hook, ddp_finished_future, ddp_accumulates, ddp_batch_norm,
     ddp_of_different_parameters, ddp_static_graph, ddp_looks_for_unused_parameters,
-    ddp_whose_ranks_use_different_parameters, ddp_in_a_subgroup,
+    ddp_whose_ranks_use_different_parameters, ddp_in_a_subgroup, ddp_that_nobody_keeps,
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import CodeType, FrameType
 
@@ -46,27 +47,39 @@ def is_user_file(file: str) -> bool:
 
 
 class ModulePaths:
-    """What modules are called: as the outermost module that is called has them, or the one that is checked."""
+    """What modules are called: as the outermost module that is called has them, or the one that is checked. No module is kept
+    alive: what a program does may depend on when a wrapper goes (DDP averages no more gradients then)."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[torch.nn.Module, str]] = {}  # by identity, which is kept by keeping the module
+        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # by identity, while the module is there
 
     def add(self, root: torch.nn.Module) -> None:
         for path, module in named_modules(root):
-            self._known.setdefault(id(module), (module, path))
+            self._put(module, path)
+
+    def _put(self, module: torch.nn.Module, path: str) -> str:
+        known = self._path(module)
+        if known is not None:
+            return known
+        self._known[id(module)] = weakref.ref(module), path
+        return path
+
+    def _path(self, module: torch.nn.Module) -> str | None:
+        known = self._known.get(id(module))
+        return known[1] if known is not None and known[0]() is module else None
 
     def of(self, call: FrameType | None) -> str:
         """Of the module that is called in a frame."""
         if call is None:
             return ""
         module = call.f_locals["self"]
-        known = self._known.get(id(module))
+        known = self._path(module)
         if known is None:
             calls = [call, *_calls_outside(call)]
             self.add(calls[-1].f_locals["self"])
             # one that no module holds has the path of the one that calls it
-            known = self._known.setdefault(id(module), (module, self.of(calls[1] if len(calls) > 1 else None)))
-        return known[1]
+            known = self._put(module, self.of(calls[1] if len(calls) > 1 else None))
+        return known
 
 
 def _calls_outside(frame: FrameType) -> Iterator[FrameType]:
