@@ -45,7 +45,7 @@ class FakeProver:
         self.answer = Proof({"out": EQUAL}, seconds=0.25)
         self.calls = 0
 
-    def prove(self, sequential, world, *, expected, ranges, lemmas, limits):
+    def prove(self, sequential, world, *, expected, ranges, lemmas, limits, are_wrong=None):
         self.calls += 1
         self.sequential, self.world = sequential, world
         pairs = [next(each.at(rank) for each in world.classes if rank in each.members) for rank in range(world.mesh.size)]
