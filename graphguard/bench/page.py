@@ -22,6 +22,7 @@ _PUBLISHED = """\
 | | Llama-3, 8 layers, TP 8, forward, 16 cores | 237 |
 | TrainVerify, SOSP '25 | Llama-3 405B, 8,192 ranks, 32 cores | 28,800 (8 h) |
 | | DeepSeek-V3 671B, 8,192 ranks, 32 cores | 32,400 (9 h) |
+| Scalify | Llama-3.1 405B | "minutes" |
 """
 
 _INTRODUCTION = """\
