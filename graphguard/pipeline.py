@@ -189,21 +189,19 @@ def _answered(job: Job, problem: Problem, lemmas: Mapping[str, Lemma]) -> Report
     memory = _MEMORY.get()
     question = Question(problem, lemmas, job.trials, job.seed, limits_of(job.limits))
     key = None if memory is None else memory.key(question)
-    kept = None if memory is None or key is None else memory.recall(key, problem)
-    if kept is not None:
-        return kept
-    report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=_PROGRESS.get())
-    if problem.along is None:
-        report.notes[:0] = _on_fewer_ranks(job, problem, report, lemmas)
+    report = None if memory is None or key is None else memory.recall(key, problem)
+    if report is None:
+        report = decide(problem, lemmas, trials=job.trials, seed=job.seed, limits=job.limits, progress=_PROGRESS.get())
         report.guesses += _other_layout(job, problem, report, lemmas)
-    if memory is not None and key is not None:
-        memory.keep(key, problem, report)
+        if memory is not None and key is not None:
+            memory.keep(key, problem, report)
+    report.notes[:0] = _on_fewer_ranks(job, problem, report, lemmas)  # which is of other graphs than the key, so it is not kept
     return report
 
 
 def _on_fewer_ranks(job: Job, problem: Problem, report: Report, lemmas: Mapping[str, Lemma]) -> list[str]:
     """What is known of the same programs on a mesh that is small enough to be executed, where this one is not."""
-    if report.verdict == "refuted" or job.trials == 0 or not isinstance(job.front, TakesMeshes):
+    if report.verdict == "refuted" or problem.along is not None or job.trials == 0 or not isinstance(job.front, TakesMeshes):
         return []
     small = small_mesh(problem.mesh, problem.captured, limits_of(job.limits).oracle)
     if small is None:
@@ -211,6 +209,8 @@ def _on_fewer_ranks(job: Job, problem: Problem, report: Report, lemmas: Mapping[
     try:
         fewer = job.front.on(small).problem(frozenset(lemmas))
         said = decide(fewer, lemmas, trials=job.trials, seed=job.seed, limits=job.limits)
+    except InternalError:  # a defect of ours, whatever mesh shows it
+        raise
     except GraphGuardError as error:
         return [f"the same programs could not be executed on the mesh {small} either: {error}"]
     was_executed = said.verdict == "refuted" or said.stats["seconds"]["oracle"] is not None
@@ -219,7 +219,7 @@ def _on_fewer_ranks(job: Job, problem: Problem, report: Report, lemmas: Mapping[
 
 def _other_layout(job: Job, problem: Problem, report: Report, lemmas: Mapping[str, Lemma]) -> list[str]:
     """A layout of parameters, other than was guessed, with which nothing differs; in words."""
-    if report.verdict != "refuted" or not problem.guesses or not isinstance(job.front, Guesses):
+    if report.verdict != "refuted" or problem.along is not None or not isinstance(job.front, Guesses) or not problem.guesses:
         return []
     if problem.captured.joint.findings or problem.captured.matched is not None:
         return []

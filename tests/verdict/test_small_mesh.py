@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 import torch.distributed as dist
 
 import graphguard as gg
-from graphguard import Shard
+from graphguard import Shard, pipeline
+from graphguard.errors import InternalError
 
 MESH = {"dp": 4, "tp": 8}
 INPUTS = {"x": gg.Input((8, 16), [Shard(0), Shard(1)]), "w": gg.Input((16, 8), [gg.Replicate(), Shard(0)])}
@@ -73,3 +77,39 @@ def test_a_program_for_one_mesh_alone_is_not_executed():
     report = gg.verify(product, ranks, mesh=MESH, inputs=INPUTS, limits=FEW_BYTES)
     assert report.verdict == "verified"
     assert report.notes[0].startswith("the same programs could not be executed on the mesh dp=2 x tp=2 either: ")
+
+
+def test_a_defect_of_ours_that_fewer_ranks_show_is_not_hidden(monkeypatch):
+    bare = pipeline.decide
+
+    def broken(problem, *args, **options):
+        if problem.mesh.size == 4:
+            raise InternalError("the proof says another thing")
+        return bare(problem, *args, **options)
+
+    monkeypatch.setattr(pipeline, "decide", broken)
+    with pytest.raises(InternalError, match="the proof says another thing"):
+        verify(summed, limits=FEW_BYTES)
+
+
+class Kept:
+    """In the place of a folder: one answer."""
+
+    report = None
+
+    def key(self, question):
+        return "the only one"
+
+    def recall(self, key, problem):
+        return self.report and replace(self.report, notes=list(self.report.notes))
+
+    def keep(self, key, problem, report):
+        self.report = replace(report, notes=list(report.notes))
+
+
+def test_what_fewer_ranks_show_is_not_kept_with_the_answer():
+    kept = Kept()
+    with pipeline.keeping(kept):
+        reports = [verify(summed, limits=FEW_BYTES) for _ in range(2)]
+    assert reports[0].notes == reports[1].notes and reports[0].notes[0].startswith("on the mesh dp=2 x tp=2")
+    assert len(kept.report.notes) == 1, "another program for fewer ranks may have the same graphs for these"
