@@ -125,7 +125,6 @@ def judge(
     limits: Limits | None = None,
     classes: Sequence[RankClass] | None = None,
     along: Along | None = None,
-    locate: bool = True,
 ) -> Judgement:
     """Execute both programs and look at every output. Of outputs in `proved` only that relation is evaluated.
 
@@ -135,7 +134,6 @@ def judge(
     small: whether time is spent on making a counterexample small.
     progress: told how many operations of how many were run, where that takes longer than a second.
     classes: of very many ranks, which are written out only if that can be afforded.
-    locate: whether time is spent on where the ranks go wrong.
     along: the path on which the programs were recorded: nothing is said of inputs on which they would go another way.
     """
     begun = time.perf_counter()
@@ -157,7 +155,6 @@ def judge(
     if isinstance(joint, ExpandedJoint):  # which can be afforded
         programs = Programs(sequential, joint.written_out(), list(relations))
     judging = _Judging(programs, expected, proved or {}, no_parts or {}, small, trials != 0, stops, Stops(limits.locate))
-    judging.locates = locate
     judging.on_path = None if along is None else OnPath(along, ranges)
     judging.watch = None if progress is None else Watch(progress, judging.operations * count)
     try:
@@ -231,7 +228,6 @@ class _Judging:
         self.further: list[Trial] = []  # of other kinds, for outputs without a proof
         self.watch: Watch | None = None
         self.on_path: OnPath | None = None
-        self.locates = True
         self.looks = affordable(cost(programs.graphs), second_look.MOST, stops)[0]
 
     @property
@@ -343,7 +339,7 @@ class _Judging:
         paths = self._paths()
         undecided = {path: self._undecided(path) for path in paths if not self._output(path).claimed}
         kinds = {path: outcome.kind for path, outcome in outcomes.items() if outcome.kind is not None}
-        found = self._first_counterexample(kinds) if kinds and self.locates else Found()
+        found = self._first_counterexample(kinds) if kinds else Found()
         return Judgement(
             different=bool(kinds),
             counterexample=found.example,

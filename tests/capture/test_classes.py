@@ -1,7 +1,6 @@
 """Ranks that are captured at once: each of them is what a capture of it alone gives, or they are captured one by one."""
 
 import copy
-import importlib
 import json
 import os
 import pickle
@@ -10,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from harness import ROOT, command
-from torch import nn
+from harness import command
 from torch.distributed.tensor import distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import graphguard as gg
 from graphguard import Replicate, Shard
-from graphguard.api import capture_function, capture_model
+from graphguard.api import capture_function
 from graphguard.capture.front import ranks_apart
-from graphguard.capture.torch import session
 from graphguard.capture.torch.lanes import classes
 from graphguard.capture.torch.lanes.number import LaneNode
 from graphguard.capture.torch.lanes.run import NotByClasses, Run
@@ -547,54 +543,6 @@ def doubled():
         (check,) = json.loads(out)["checks"]
         found.append(check["stats"]["classes"])
     assert found == [1, None]
-
-
-# ---------------------------------------------------------------------- modules
-class Mlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 24, bias=False), nn.Linear(24, 8, bias=False)
-
-    def forward(self, x):
-        return self.down(torch.relu(self.up(x)))
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_a_module_of_dtensors(wrong):
-    def parallel(mesh):
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        return parallelize_module(Mlp(), mesh["tp"], plan)
-
-    def loss(model, x):
-        return model(x).square().mean() * (2 if wrong and dist.is_initialized() else 1)
-
-    report = gg.verify_model(
-        sequential=Mlp, distributed=parallel, step=gg.train_step(loss), mesh={"dp": 2, "tp": 4}, inputs={"x": gg.Input((4, 8))}
-    )
-    assert report.verdict == ("refuted" if wrong else "verified"), report
-    assert report.stats["classes"] == 2  # those that DTensor scatters from, and the others
-
-
-def test_classes_that_differ_in_how_a_module_is_built_are_proved_as_one(monkeypatch):
-    monkeypatch.setattr(session, "WRITTEN_OUT", 0)
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    found = capture_model(
-        Mlp,
-        lambda mesh: parallelize_module(Mlp(), mesh["tp"], plan),
-        step=gg.train_step(lambda model, x: model(x).square().mean()),
-        mesh={"dp": 2, "tp": 4},
-        inputs={"x": gg.Input((4, 8))},
-    )
-    assert found.classes == 2 and len(found.world().classes) == 1  # only the roots of a scatter read the whole
-    assert any("while the module was built" in each for each in found.assumptions)
-
-
-def test_the_page_says_how_many_classes_programs_by_hand_are(monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "hooks"))
-    table = importlib.import_module("classes")
-    for program in table.PROGRAMS[:4]:
-        assert table.row(program) in table.PAGE.read_text()
 
 
 # ---------------------------------------------------------------------- the parts
